@@ -1,0 +1,225 @@
+"""The public description of a CSV file's columns: a small TOML file beside it.
+
+It is written before anybody looks at the records and is the same for every client: ranges, categories,
+classes, and the values that stand for a missing cell. ``docs/data.md`` shows one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fedveil.datasets.attributes import nearest
+from fedveil.datasets.fields import Choice, Label, OneHot, Range, Thresholds
+
+__all__ = ["Description", "read_description"]
+
+_KEYS = ("low", "high", "baseline", "categories", "classes", "thresholds")
+_OR_TEXTS = '(for a column of texts, categories = ["a", "b"] and baseline = "a" instead)'
+
+
+def _heading(column: str) -> str:
+    """Write the TOML heading of a column's table, quoted unless the name is a bare key."""
+    is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", column)
+    return f"[columns.{column if is_bare else json.dumps(column, ensure_ascii=False)}]"
+
+
+def _range_example(column: str) -> str:
+    return (
+        f"{_heading(column)}\nlow = 0.0        # public range; values outside it are clipped"
+        "\nhigh = 100.0\nbaseline = 50.0  # public value of a missing or private cell"
+    )
+
+
+def _class_example(column: str) -> str:
+    return f'{_heading(column)}\nclasses = ["no", "yes"]  # every value of the target, as the file has it'
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a schema file says.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    tables : mapping
+        Each described column's table, in the file's order.
+    ignore : frozenset of str
+        Columns that are not used.
+    missing : frozenset of str
+        Texts that mean "missing"; the empty text is always one.
+    """
+
+    path: Path
+    tables: Mapping[str, Mapping[str, Any]]
+    ignore: frozenset[str]
+    missing: frozenset[str]
+
+    def features(self, header: Sequence[str], skip: Iterable[str], source: Path) -> list[Range | OneHot]:
+        """Describe the features, in the order of the schema file, which is the same for every client.
+
+        Parameters
+        ----------
+        header : sequence of str
+            Columns of the data file.
+        skip : iterable of str
+            Columns that are no features: target and client column.
+        source : Path
+            The data file, for errors.
+
+        Raises
+        ------
+        ValueError
+            If a column of the data is not described, or a described one is not in the data.
+        """
+        skipped = {*skip, *self.ignore}
+        unknown = [column for column in header if column not in self.tables and column not in skipped]
+        if unknown:
+            raise ValueError(
+                f"{source} has columns without a public range: {', '.join(map(repr, unknown))}; write a table"
+                f" for each into {self.path}, for example\n\n{_range_example(unknown[0])}\n\n{_OR_TEXTS}, or"
+                " list those that are not to be used at its top, as in\n\nignore ="
+                f" {json.dumps(unknown, ensure_ascii=False)}"
+            )
+        columns = [column for column in self.tables if column not in skipped]
+        absent = [column for column in columns if column not in header]
+        if absent:
+            raise ValueError(
+                f"{self.path} describes the column {absent[0]!r}, which {source} does not have: remove its"
+                f" table or correct its name (nearest: {nearest(absent[0], header)})."
+            )
+        if not columns:
+            raise ValueError(
+                f"{self.path} describes no column beside the target: describe at least one feature."
+            )
+        return [self._feature(column) for column in columns]
+
+    def _feature(self, column: str) -> Range | OneHot:
+        table, where = self.tables[column], self._where(column)
+        if "categories" in table:
+            choice = _choice(where, "categories", table["categories"])
+            if str(table.get("baseline")) not in choice.names:
+                raise ValueError(
+                    f"{where} needs a baseline out of its categories, the value of a missing or private cell,"
+                    f" as in baseline = {json.dumps(table['categories'][0], ensure_ascii=False)}"
+                )
+            return OneHot(column, choice, choice.names.index(str(table["baseline"])))
+        absent = [key for key in ("low", "high", "baseline") if key not in table]
+        if absent:
+            raise ValueError(
+                f"{where} has no {', no '.join(absent)}: write the column's public range and baseline, for"
+                f" example\n\n{_range_example(column)}\n\n{_OR_TEXTS}."
+            )
+        low, high, baseline = (_number(where, key, table[key]) for key in ("low", "high", "baseline"))
+        if not low <= baseline <= high or low == high:
+            raise ValueError(
+                f"{where} needs low < high and a baseline between, got {low}, {high} and {baseline}."
+            )
+        return Range(column, (low,), (high,), (baseline,))
+
+    def label(self, target: str) -> Label | Thresholds:
+        """Describe the target.
+
+        Raises
+        ------
+        ValueError
+            If the schema file does not say which classes the column has.
+        """
+        table, where = self.tables.get(target, {}), self._where(target)
+        missing = table.get("baseline")
+        for key in ("classes", "categories"):
+            if key in table:
+                choice = _choice(where, key, table[key])
+                if missing is not None and str(missing) not in choice.names:
+                    raise ValueError(f"{where} has a baseline that is not one of its {key}: {choice}.")
+                return Label(target, choice, None if missing is None else choice.names.index(str(missing)))
+        if "thresholds" not in table:
+            raise ValueError(
+                f"{self.path} does not say which classes the target {target!r} has: write for example\n\n"
+                f"{_class_example(target)}\n\n(or thresholds = [10.0] to cut a number into classes)."
+            )
+        raw = table["thresholds"] if isinstance(table["thresholds"], list) else []
+        cuts = tuple(_number(where, "thresholds", cut) for cut in raw)
+        if not cuts or any(low >= high for low, high in pairwise(cuts)):
+            raise ValueError(f"{where} needs increasing numbers as thresholds, as in thresholds = [10.0]")
+        cut = Thresholds(target, cuts, None)
+        if missing is None:
+            return cut
+        return Thresholds(target, cuts, cut.classify(_number(where, "baseline", missing)))
+
+    def _where(self, column: str) -> str:
+        return f"{self.path}, {_heading(column)}"
+
+
+def _number(where: str, key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{where} needs a finite number as {key}, got {value!r}.")
+    return float(value)
+
+
+def _choice(where: str, key: str, values: Any) -> Choice:
+    if not isinstance(values, list) or not all(type(value) in (str, int, float) for value in values):
+        raise ValueError(f'{where} needs a list of texts or numbers as {key}, as in {key} = ["no", "yes"]')
+    if len(values) < 2 or len({str(value) for value in values}) < len(values):
+        raise ValueError(f"{where} needs at least two {key}, all different.")
+    return Choice(values)
+
+
+def read_description(path: Path, header: Sequence[str], target: str, source: Path) -> Description:
+    """Read a schema file.
+
+    Parameters
+    ----------
+    path : Path
+        The TOML file.
+    header : sequence of str
+        The data file's columns, to say what to write where there is no schema file.
+    target : str
+        The column to predict.
+    source : Path
+        The data file, for errors.
+
+    Raises
+    ------
+    ValueError
+        If the file is missing, is not TOML, or holds an unknown key.
+    """
+    if not path.is_file():
+        first = next((column for column in header if column != target), target)
+        raise ValueError(
+            f"There is no schema file {path} with the public description of {source}: write one with a table"
+            f" for each of its columns ({', '.join(header)}), for example\n\n{_range_example(first)}\n\n"
+            f"{_class_example(target)}\n\n{_OR_TEXTS}."
+        )
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}.") from error
+    for key in content:
+        if key not in ("columns", "ignore", "missing"):
+            raise ValueError(
+                f"{path} has the unknown key {key!r}: it may hold columns, ignore and missing, and a column's"
+                f" table is headed {_heading(key)}."
+            )
+    texts = {"ignore": content.get("ignore", []), "missing": content.get("missing", ["NA"])}
+    for key, value in texts.items():
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise ValueError(f'{path} needs a list of texts as {key}, as in {key} = ["NA"]')
+    tables = content.get("columns", {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise ValueError(f"{path} needs a table for each column, as in\n\n{_range_example('age')}")
+    for column, table in tables.items():
+        for key in table:
+            if key not in _KEYS:
+                raise ValueError(
+                    f"{path}, {_heading(column)} has the unknown key {key!r}; nearest: {nearest(key, _KEYS)}."
+                )
+    return Description(path, tables, frozenset(texts["ignore"]), frozenset({"", *texts["missing"]}))
