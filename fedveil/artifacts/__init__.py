@@ -1,0 +1,37 @@
+"""What a run leaves on disk: its folder, its checkpoint, its ledger; and each node's own ledger."""
+
+from fedveil.artifacts.arrays_file import DamagedFile, decode_arrays, encode_arrays
+from fedveil.artifacts.atomic import WriteFailed, write_bytes, write_text
+from fedveil.artifacts.checkpoint import Checkpoint
+from fedveil.artifacts.config_file import ConfigMismatch, differing_keys, require_same_config
+from fedveil.artifacts.ledger_table import (
+    ledger_table,
+    releases_of,
+    sorted_ledger,
+    table_bytes,
+    table_from_bytes,
+)
+from fedveil.artifacts.node_ledger import NodeLedger, ReplayMismatch
+from fedveil.artifacts.run_folder import RunFolder, RunFolderError
+
+__all__ = [
+    "Checkpoint",
+    "ConfigMismatch",
+    "DamagedFile",
+    "NodeLedger",
+    "ReplayMismatch",
+    "RunFolder",
+    "RunFolderError",
+    "WriteFailed",
+    "decode_arrays",
+    "differing_keys",
+    "encode_arrays",
+    "ledger_table",
+    "releases_of",
+    "require_same_config",
+    "sorted_ledger",
+    "table_bytes",
+    "table_from_bytes",
+    "write_bytes",
+    "write_text",
+]

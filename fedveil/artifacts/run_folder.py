@@ -1,0 +1,288 @@
+"""A run's folder: its settings, its last checkpoint, and at the end its metrics, ledger and model."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import tomllib
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fedveil.artifacts.arrays_file import decode_arrays, encode_arrays
+from fedveil.artifacts.atomic import (
+    remove_leftovers,
+    sync_folder,
+    write_bytes,
+    write_failures_named,
+    write_text,
+)
+from fedveil.artifacts.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from fedveil.artifacts.config_file import format_config, parse_config
+from fedveil.artifacts.ledger_table import ledger_table, sorted_ledger, table_bytes
+from fedveil.artifacts.metrics_table import metrics_table
+from fedveil.artifacts.writer_lock import acquire
+from fedveil.privacy import Ledger, Release
+
+__all__ = ["Checkpoint", "RunFolder", "RunFolderError"]
+
+CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parquet", "model.safetensors"
+CHECKPOINT = Path("checkpoint") / "last.safetensors"
+_LOCK = Path("checkpoint") / "lock"
+_SECRETS = Path("checkpoint") / "secrets.toml"
+
+
+class RunFolderError(ValueError):
+    """A folder cannot be used: it is missing, not a run's, finished, in use, or its settings are broken."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run; ``RunFolder(path)`` looks into it, :meth:`create` and :meth:`open` write to it.
+
+    The model is written last and alone says that a run is finished, so a run that was killed at any instant
+    leaves a folder that can be resumed and does not look finished.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls, output_dir: Path | str, app: str, config: Mapping[str, Any], *, redact: Collection[str] = ()
+    ) -> RunFolder:
+        """Make the folder ``<UTC time>-<app>-<short id>`` with the run's settings in it.
+
+        Parameters
+        ----------
+        output_dir : Path or str
+            Absolute path of the folder of all runs; made if missing.
+        app : str
+            Name of the app: letters, digits, ".", "_" and "-".
+        config : mapping
+            Every setting, defaults too.
+        redact : collection of str
+            Keys of settings that are secrets, a noise seed above all; the file says "secret" in their place. While
+            the run is unfinished they lie in a file that only its owner can read, so that it can be resumed.
+
+        Raises
+        ------
+        ValueError
+            If ``output_dir`` is relative, the name is not allowed, or a setting cannot be written.
+        WriteFailed
+            If the system refuses; then there is no folder.
+        """
+        root = Path(output_dir)
+        if not root.is_absolute():
+            raise ValueError(f"output-dir must be an absolute path, got {str(output_dir)!r}.")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", app):
+            raise ValueError(f"an app's name has letters, digits, '.', '_' and '-' only, got {app!r}.")
+        text = format_config(config, redact=redact)
+        name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{app}-{secrets.token_hex(4)}"
+        draft, path = root / f".{name}.tmp", root / name
+        with write_failures_named(path):
+            root.mkdir(parents=True, exist_ok=True)
+            try:
+                (draft / CHECKPOINT.parent).mkdir(parents=True)
+                write_text(draft / CONFIG, text)
+                if redact:
+                    _write_secrets(draft / _SECRETS, {key: config[key] for key in redact})
+                os.rename(draft, path)  # the folder appears with its settings in it
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+            sync_folder(root)
+        return cls(path)._locked()
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """Open an unfinished run to resume it.
+
+        Raises
+        ------
+        RunFolderError
+            If the folder is missing, not a run's, finished, in use by another process, or its settings are
+            broken.
+        """
+        folder = cls(Path(path).absolute())
+        if not folder.path.is_dir():
+            raise RunFolderError(f"{folder.path} is not a folder: give the folder of the run to resume.")
+        if not (folder.path / CONFIG).is_file():
+            raise RunFolderError(f"{folder.path} is not the folder of a run (it has no {CONFIG}).")
+        if folder.is_finished:
+            raise RunFolderError(f"the run in {folder.path} is finished (it has a {MODEL}): start a new run.")
+        _ = folder.config  # broken settings are told now
+        folder._locked()
+        folder._refuse_finished()  # by a process that ended while this one waited
+        with write_failures_named(folder.path):
+            remove_leftovers(folder.path)
+            remove_leftovers(folder.path / CHECKPOINT.parent)
+        return folder
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.name
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model is there, the last file that a run writes."""
+        return (self.path / MODEL).is_file()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings the run was started with; a secret one reads "secret".
+
+        Raises
+        ------
+        RunFolderError
+            If the file cannot be read.
+        """
+        file = self.path / CONFIG
+        try:
+            return parse_config(file.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise RunFolderError(
+                f"{file} cannot be read ({error}): restore it or start a new run."
+            ) from error
+
+    @property
+    def secrets(self) -> dict[str, Any]:
+        """The secret settings of an unfinished run; a finished one no longer has them.
+
+        Raises
+        ------
+        RunFolderError
+            If the file cannot be read.
+        """
+        file = self.path / _SECRETS
+        if not file.exists():
+            return {}
+        try:
+            return parse_config(self._read(file).decode())
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise RunFolderError(
+                f"{file} cannot be read ({error}): give the secret settings again."
+            ) from error
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the last checkpoint; a crash at any instant leaves the old one or the new one, whole.
+
+        Raises
+        ------
+        RunFolderError
+            If the run is finished.
+        WriteFailed
+            If the system refuses; the old checkpoint stays.
+        """
+        self._refuse_finished()
+        write_bytes(self.path / CHECKPOINT, encode_checkpoint(checkpoint))
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """Read the last checkpoint, or None if no round was finished.
+
+        Raises
+        ------
+        DamagedFile
+            If the file is truncated or was changed.
+        RunFolderError
+            If the system cannot read it.
+        """
+        file = self.path / CHECKPOINT
+        data = self._read(file) if file.exists() else None
+        return None if data is None else decode_checkpoint(data, file)
+
+    def finish(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        metrics: Sequence[Mapping[str, Any]],
+        ledger: Ledger | Iterable[Release],
+        extra: Mapping[str, Any] | None = None,
+        *,
+        assumed: Iterable[Release] = (),
+    ) -> None:
+        """Write the results: metrics, then the ledger, then the model, each file atomically.
+
+        The ledger's bytes depend on its rows alone: those of a resumed run and of an unbroken one are equal.
+
+        Parameters
+        ----------
+        arrays : mapping of str to array
+            The final model.
+        metrics : sequence of mappings
+            One mapping a round.
+        ledger : Ledger or iterable of Release
+            Rows that arrived with replies, in any order.
+        extra : mapping, optional
+            JSON values that describe the model; they become the metadata of its file.
+        assumed : iterable of Release
+            Rows of clients that gave no valid reply.
+
+        Raises
+        ------
+        RunFolderError
+            If the run is finished already.
+        ValueError
+            If something cannot be stored; then nothing is written.
+        WriteFailed
+            If the system refuses; the run stays unfinished and can be resumed.
+        """
+        self._refuse_finished()
+        rows = ledger.releases if isinstance(ledger, Ledger) else ledger
+        files = {
+            METRICS: table_bytes(metrics_table(metrics)),
+            LEDGER: table_bytes(sorted_ledger(ledger_table(rows, assumed))),
+            MODEL: encode_arrays(arrays, extra),
+        }
+        for name, data in files.items():
+            if name == MODEL:  # the last one: from here on the folder may be handed around
+                with write_failures_named(self.path / _SECRETS):
+                    (self.path / _SECRETS).unlink(missing_ok=True)
+            write_bytes(self.path / name, data)
+
+    def load_model(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Read the final model's arrays, and what describes it.
+
+        Raises
+        ------
+        DamagedFile
+            If the file is truncated or was changed.
+        RunFolderError
+            If the run is not finished.
+        """
+        return decode_arrays(self._read(self.path / MODEL), self.path / MODEL)
+
+    def _refuse_finished(self) -> None:
+        if self.is_finished:
+            raise RunFolderError(f"the run in {self.path} is finished: nothing is written to it any more.")
+
+    def _locked(self) -> RunFolder:
+        with write_failures_named(self.path):
+            descriptor = acquire(self.path / _LOCK)
+        if descriptor is None:
+            raise RunFolderError(
+                f"another process still writes to {self.path}: wait for it or end it, then resume."
+            )
+        weakref.finalize(self, os.close, descriptor)
+        return self
+
+    def _read(self, file: Path) -> bytes:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise RunFolderError(f"{file} cannot be read ({error.strerror}).") from error
+
+
+def _write_secrets(file: Path, secrets: Mapping[str, Any]) -> None:
+    """Write settings to a file that is its owner's alone from its first byte on."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(format_config(secrets))
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,61 @@
+"""Connections to one SQLite file: commits reach the disk, writers wait for each other, errors name it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from fedveil.artifacts.arrays_file import DamagedFile
+from fedveil.artifacts.atomic import WriteFailed
+
+__all__ = ["connected", "transaction"]
+
+_PATIENCE = 60.0  # seconds to wait for other processes that write
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A new connection, closed at the end of the block.
+
+    A new one each time: a connection must cross neither a fork nor a thread, and opening one costs less than
+    one sync. The journal is a file that exists during a transaction only, so that the database at rest is one
+    file.
+
+    Raises
+    ------
+    DamagedFile
+        If the file is not SQLite's, or is damaged.
+    WriteFailed
+        If the disk is full, the file cannot be opened or written, or another process keeps it locked.
+    """
+    try:
+        with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as database:
+            # EXTRA: with FULL a power cut can bring the deleted journal back, and undo the transaction
+            database.execute("PRAGMA synchronous = EXTRA")
+            yield database
+    except sqlite3.DatabaseError as error:
+        name = getattr(error, "sqlite_errorname", "")
+        if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+            raise DamagedFile(f"{path} is not a node ledger or is damaged ({error}): restore it.") from error
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            failure = f"{path} was locked by another process for {_PATIENCE:.0f} s: end that process."
+        else:
+            failure = f"{path} could not be used ({error}): make room or choose another file."
+        raise WriteFailed(failure) from error
+
+
+@contextmanager
+def transaction(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection in a transaction that is on disk after the block; after an error nothing of it is.
+
+    Raises
+    ------
+    DamagedFile, WriteFailed
+        As :func:`connected` does.
+    """
+    with connected(path) as database:
+        database.execute("BEGIN IMMEDIATE")  # the lock comes before the first look: no writer in between
+        yield database
+        database.execute("COMMIT")  # an error on the way here closes the connection, which rolls back

@@ -1,0 +1,268 @@
+"""A node's own ledger: on disk before a message leaves, counted once or again as replay says."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.artifacts import DamagedFile, NodeLedger, ReplayMismatch, WriteFailed
+from fedveil.artifacts.node_ledger import _insert
+from fedveil.artifacts.sqlite_file import connected, transaction
+from fedveil.privacy import PrivacyFilter, Release, squared_mu
+
+
+def row(client: int, round: int, step: int = 0, relation: str = "record", sigma: float = 0.7) -> Release:
+    return Release(client, round, step, "gradient", relation, 0.1, sigma)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> NodeLedger:
+    return NodeLedger(tmp_path / "node" / "ledger.sqlite")
+
+
+def test_rows_are_there_for_another_process_when_record_returns(ledger: NodeLedger) -> None:
+    rows = [row(3, 1), row(3, 1, relation="attribute", sigma=1 / 3), row(4, 1)]
+    ledger.record("run", {3: "a", 4: "b"}, rows, replay=True)
+    code = "import sys; from fedveil.artifacts import NodeLedger; print(NodeLedger(sys.argv[1]).releases())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, ledger.path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == repr(ledger.releases())
+    assert set(ledger.releases()) == set(rows)
+
+
+def test_a_commit_reaches_the_disk_and_so_does_the_end_of_its_journal(ledger: NodeLedger) -> None:
+    with connected(ledger.path) as database:
+        assert database.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=True)
+    assert [path.name for path in ledger.path.parent.iterdir()] == ["ledger.sqlite"]
+
+
+def test_the_file_is_readable_by_its_owner_alone(ledger: NodeLedger) -> None:
+    assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
+
+
+def test_a_replayed_message_of_equal_digest_counts_once(ledger: NodeLedger) -> None:
+    for _ in range(3):
+        ledger.record("run", {3: "a"}, [row(3, 1), row(3, 1, step=1)], replay=True)
+    assert len(ledger.releases()) == 2
+    assert ledger.count("run", 3) == 2
+
+
+def test_a_replayed_message_of_other_bytes_is_refused_and_nothing_of_its_transaction_stays(
+    ledger: NodeLedger,
+) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=True)
+    with pytest.raises(ReplayMismatch, match="client 3 sent something else before in round 1 of run 'run'"):
+        ledger.record("run", {2: "x", 3: "b"}, [row(2, 1), row(3, 1)], replay=True)
+    assert ledger.releases() == [row(3, 1)]
+
+
+def test_a_replayed_message_with_other_rows_is_refused(ledger: NodeLedger) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=True)
+    with pytest.raises(ReplayMismatch):
+        ledger.record("run", {3: "a"}, [row(3, 1, sigma=0.8)], replay=True)
+
+
+def test_a_message_with_fresh_noise_counts_again_even_with_equal_digest(ledger: NodeLedger) -> None:
+    for _ in range(3):
+        ledger.record("run", {3: "a"}, [row(3, 1)], replay=False)
+    assert ledger.count("run", 3) == 3
+    assert ledger.spent("run", 3)["record"] == pytest.approx(3 * (0.1 / 0.7) ** 2, rel=1e-15)
+
+
+def test_rounds_clients_and_runs_are_counted_apart(ledger: NodeLedger) -> None:
+    for run in ("one", "two"):
+        for round in (1, 2, 3):
+            ledger.record(run, {3: "a", 4: "b"}, [row(3, round), row(4, round)], replay=True)
+    assert ledger.count("one", 3) == 3
+    assert ledger.count("one", 3, before_round=3) == 2
+    assert ledger.count("one", 5) == 0
+    assert ledger.spent("one", 5) == {}
+    assert ledger.spent("one", 3, before_round=1) == {}
+    assert ledger.spent("one", 3, before_round=2)["record"] == pytest.approx((0.1 / 0.7) ** 2, rel=1e-15)
+    assert len(ledger.releases()) == 12
+    assert len(ledger.releases("one")) == 6
+    assert ledger.releases("two", 4) == [row(4, 1), row(4, 2), row(4, 3)]
+
+
+def test_spent_is_the_exact_sum_of_squares_rounded_up_under_each_relation(ledger: NodeLedger) -> None:
+    rounds = range(1, 41)
+    for round in rounds:
+        rows = [
+            row(3, round, sigma=0.7 + round / 97),
+            row(3, round, relation="attribute", sigma=2.0 + round / 89),
+        ]
+        ledger.record("run", {3: str(round)}, rows, replay=True)
+    spent = ledger.spent("run", 3)
+    for relation, sigma in (
+        ("record", [0.7 + r / 97 for r in rounds]),
+        ("attribute", [2.0 + r / 89 for r in rounds]),
+    ):
+        exact = sum((Fraction(0.1) / Fraction(value)) ** 2 for value in sigma)
+        assert exact <= Fraction(spent[relation]) <= exact * (1 + Fraction(1, 2**51))  # type: ignore[index]
+    assert set(spent) == {"record", "attribute"}
+
+
+def test_a_record_row_counts_under_the_attribute_relation_too(ledger: NodeLedger) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=True)
+    spent = ledger.spent("run", 3)
+    assert spent["attribute"] == spent["record"] > 0
+
+
+def test_a_release_without_a_row_that_bounds_it_leaves_nothing_of_the_budget(ledger: NodeLedger) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1, relation="attribute")], replay=True)
+    assert ledger.spent("run", 3) == {"attribute": pytest.approx((0.1 / 0.7) ** 2), "record": math.inf}
+
+
+def test_spent_agrees_with_the_ledger_of_the_privacy_package(ledger: NodeLedger) -> None:
+    generator = np.random.default_rng(5)
+    for round in range(1, 30):
+        sigma = float(generator.choice([0.7, 0.9, generator.uniform(0.5, 1.0)]))
+        rows = [row(3, round, step, sigma=sigma) for step in range(3)]
+        ledger.record("run", {3: str(round)}, rows, replay=True)
+    expected = squared_mu(ledger.releases("run", 3), "record")
+    assert ledger.spent("run", 3)["record"] == pytest.approx(expected, rel=1e-14)
+
+
+def test_the_servers_own_rows_count_under_the_client_relation_alone(ledger: NodeLedger) -> None:
+    ledger.record("run", {-1: "a"}, [row(-1, 1, relation="client")], replay=True)
+    assert set(ledger.spent("run", -1)) == {"client"}
+
+
+def test_a_filter_built_on_spent_admits_as_many_rounds_as_one_that_was_never_stopped(
+    ledger: NodeLedger,
+) -> None:
+    budgets = {"record": 0.5}
+    admitted = 0
+    for round in range(1, 31):
+        if not PrivacyFilter(budgets, ledger.spent("run", 3)).admits([row(3, round)]):  # type: ignore[arg-type]
+            break
+        ledger.record("run", {3: str(round)}, [row(3, round)], replay=False)
+        admitted += 1
+    assert admitted == int(0.5**2 / (0.1 / 0.7) ** 2) == 12
+
+
+def test_sampled_rows_have_a_count_and_no_filter(ledger: NodeLedger) -> None:
+    sampled = Release(3, 1, 0, "gradient", "record", 0.1, 0.7, sampling_rate=0.1)
+    ledger.record("run", {3: "a"}, [sampled], replay=True)
+    assert ledger.count("run", 3) == 1
+    with pytest.raises(ValueError, match="fixed schedule"):
+        ledger.spent("run", 3)
+
+
+def test_two_rows_of_one_release_are_one_release(ledger: NodeLedger) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1), row(3, 1, relation="attribute")], replay=True)
+    assert ledger.count("run", 3) == 1
+
+
+def test_rows_without_digest_twice_the_same_or_of_two_rounds_are_refused(ledger: NodeLedger) -> None:
+    with pytest.raises(ValueError, match="client 3 has ledger rows but no digest"):
+        ledger.record("run", {4: "a"}, [row(3, 1)], replay=True)
+    with pytest.raises(ValueError, match="client 3 has two rows of one step"):
+        ledger.record("run", {3: "a"}, [row(3, 1), row(3, 1)], replay=True)
+    with pytest.raises(ValueError, match=r"client 3 has rows of the rounds \[1, 2\]"):
+        ledger.record("run", {3: "a"}, [row(3, 1), row(3, 2)], replay=True)
+    with pytest.raises(ValueError, match="a run must have a name"):
+        ledger.record("", {3: "a"}, [row(3, 1)], replay=True)
+    assert ledger.releases() == []
+
+
+def test_several_processes_write_at_once_and_no_row_is_lost(ledger: NodeLedger) -> None:
+    code = """
+import sys
+from fedveil.artifacts import NodeLedger
+from fedveil.privacy import Release
+writer = int(sys.argv[2])
+ledger = NodeLedger(sys.argv[1])
+for round in range(1, 16):
+    own = Release(writer, round, 0, "gradient", "record", 0.1, 0.7)
+    shared = Release(100, round, 0, "gradient", "record", 0.1, 0.7)
+    ledger.record("fresh", {writer: "a", 100: "b"}, [own, shared], replay=False)
+    ledger.record("seeded", {100: "b"}, [shared], replay=True)
+"""
+    file = ledger.path.with_name("shared.sqlite")  # made by whichever process comes first
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, file, str(number)], stderr=subprocess.PIPE, text=True)
+        for number in range(4)
+    ]
+    for process in writers:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    shared = NodeLedger(file)
+    assert [shared.count("fresh", number) for number in range(4)] == [15] * 4
+    assert shared.count("fresh", 100) == 60
+    assert shared.count("seeded", 100) == 15
+
+
+def test_a_writer_looks_at_the_ledger_only_after_another_has_finished(ledger: NodeLedger) -> None:
+    errors: list[BaseException] = []
+
+    def record() -> None:
+        try:
+            ledger.record("run", {3: "a"}, [row(3, 1)], replay=False)
+        except BaseException as error:
+            errors.append(error)
+
+    with transaction(ledger.path) as database:
+        second = threading.Thread(target=record)
+        second.start()
+        second.join(0.3)  # long enough for a writer that does not wait to look at an empty ledger
+        _insert(database, ("run", 3, 1, 0), "a", [row(3, 1)])
+    second.join()
+    assert errors == []
+    assert ledger.count("run", 3) == 2
+
+
+def test_a_file_that_is_no_node_ledger_is_named_and_left_alone(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("x" * 5000)
+    with pytest.raises(DamagedFile, match=r"notes.txt is not a node ledger"):
+        NodeLedger(text)
+    assert text.read_text() == "x" * 5000
+    foreign = tmp_path / "foreign.sqlite"
+    with sqlite3.connect(foreign) as database:
+        database.execute("CREATE TABLE mine (value)")
+    database.close()
+    with pytest.raises(DamagedFile, match=r"foreign.sqlite is not a node ledger of version 1"):
+        NodeLedger(foreign)
+
+
+def test_a_full_disk_is_one_sentence_and_adds_nothing(
+    ledger: NodeLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=False)
+    connect = sqlite3.connect
+
+    def small(*args: object, **kwargs: object) -> sqlite3.Connection:
+        database = connect(*args, **kwargs)  # type: ignore[call-overload]
+        database.execute("PRAGMA max_page_count = 1")
+        return database  # type: ignore[no-any-return]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", small)
+        with pytest.raises(
+            WriteFailed, match=r"ledger.sqlite could not be used \(database or disk is full\)"
+        ):
+            ledger.record(
+                "run", {3: "a"}, [row(3, round, step=s) for round in (2,) for s in range(500)], replay=False
+            )
+    assert ledger.releases() == [row(3, 1)]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteFailed, match=r"file/ledger.sqlite could not be written"):
+        NodeLedger(tmp_path / "file" / "ledger.sqlite")
+    assert os.listdir(tmp_path) == ["file"]
