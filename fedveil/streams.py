@@ -37,9 +37,10 @@ class Stream:
     words: Callable[[int], NDArray[np.uint64]]
 
     def uniform(self, shape: Shape) -> NDArray[np.float64]:
-        """Uniform draws in the open interval (0, 1), on the grid of odd multiples of 2^-54."""
-        bits = self.words(int(np.prod(shape))) >> np.uint64(11)
-        return ((bits.astype(np.float64) + 0.5) * 2.0**-53).reshape(shape)
+        """Uniform draws in the open interval (0, 1), on the grid of odd multiples of 2^-53."""
+        # 52 bits: with one more, adding the half would round the largest up to 1
+        bits = self.words(int(np.prod(shape))) >> np.uint64(12)
+        return ((bits.astype(np.float64) + 0.5) * 2.0**-52).reshape(shape)
 
     def normal(self, shape: Shape) -> NDArray[np.float64]:
         """Standard normal draws, one word each, through the inverse distribution function.

@@ -1,0 +1,173 @@
+"""What FedVeil's server and clients say to each other: message types, record keys, payloads.
+
+A request is one ArrayRecord (the model) and one ConfigRecord. A train reply is one ArrayRecord, one MetricRecord with
+``num-examples`` and one ConfigRecord, so that plain Flower strategies can use FedVeil's clients. Nothing here is
+pickled, and everything that is read from the wire is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil import __version__
+from fedveil.privacy import Release
+
+__all__ = [
+    "ARRAYS",
+    "CLIENTS",
+    "CONFIG",
+    "EXAMPLES",
+    "LEDGER",
+    "LIBRARY",
+    "METRICS",
+    "NUM_EXAMPLES",
+    "OUT_OF_BUDGET",
+    "PARTITION",
+    "PARTITIONS",
+    "QUERY_IDENTIFY",
+    "REPLY",
+    "ROUND",
+    "ROWS",
+    "RUN",
+    "SOURCE",
+    "TRAIN",
+    "MalformedReply",
+    "ReplyMode",
+    "check_mode",
+    "decode_releases",
+    "encode_releases",
+    "fingerprint",
+    "from_fixed",
+    "to_fixed",
+]
+
+TRAIN = "train"
+QUERY_IDENTIFY = "query.identify"
+
+# records of a message
+ARRAYS, CONFIG, METRICS, LEDGER = "arrays", "config", "metrics", "ledger"
+# keys of a request's config ("server-round" is Flower's own)
+ROUND, CLIENTS, RUN, REPLY = "server-round", "clients", "run", "reply"
+# keys of a reply; CLIENTS names there the clients that took part
+NUM_EXAMPLES, ROWS, OUT_OF_BUDGET, LIBRARY, SOURCE = (
+    "num-examples",
+    "rows",
+    "out-of-budget",
+    "library",
+    "source",
+)
+# keys of the answer to QUERY_IDENTIFY, beside CLIENTS, LIBRARY and SOURCE
+PARTITION, PARTITIONS, EXAMPLES = "partition-id", "num-partitions", "examples"
+
+ReplyMode = Literal["sum", "mean", "each"]
+"""What a train reply's arrays are.
+
+``sum``: int64 fixed-point sums of n_i times the update, over the node's clients. ``mean``: a float32 model, the
+weighted mean of the clients' models, for plain Flower strategies. ``each``: float64 updates of the clients, stacked in
+the order of CLIENTS, for the server that clips and adds noise itself (privacy "central").
+"""
+
+_FRACTION_BITS = 32
+_LIMIT = 2.0**62  # two such blocks still add without leaving int64
+
+
+class MalformedReply(ValueError):
+    """Something read from the wire is not what it must be."""
+
+
+def to_fixed(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Round to the fixed-point grid of step 2^-32, as int64: sums of these are the same in any order.
+
+    Raises
+    ------
+    ValueError
+        If a value is not finite or does not fit (magnitude 2^30 or more): the training diverged.
+    """
+    scaled = np.rint(np.asarray(values, dtype=np.float64) * 2.0**_FRACTION_BITS)
+    if not np.all(np.abs(scaled) < _LIMIT):  # also false for NaN
+        raise ValueError(
+            "an update is not finite or has an entry beyond 2^30 in magnitude: training diverged; "
+            "lower learning-rate or clip-norm."
+        )
+    return scaled.astype(np.int64)
+
+
+def from_fixed(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The real values of fixed-point numbers."""
+    return values.astype(np.float64) * 2.0**-_FRACTION_BITS
+
+
+def encode_releases(releases: Iterable[Release]) -> bytes:
+    """Ledger rows as JSON; floats keep every bit."""
+    return json.dumps([asdict(release) for release in releases], separators=(",", ":")).encode()
+
+
+def decode_releases(payload: bytes, *, max_rows: int = 1_000_000) -> tuple[Release, ...]:
+    """Ledger rows from the wire.
+
+    Raises
+    ------
+    MalformedReply
+        If the payload is not JSON rows with exactly the fields of a Release, each of a valid type and range.
+    """
+    names = {field.name for field in fields(Release)}
+    try:
+        rows = json.loads(payload.decode())
+        if not isinstance(rows, list) or len(rows) > max_rows or any(set(row) != names for row in rows):
+            raise MalformedReply(
+                f"ledger rows must be a list of at most {max_rows} records with keys {sorted(names)}."
+            )
+        return tuple(Release(**row) for row in rows)
+    except MalformedReply:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MalformedReply(f"ledger rows cannot be read: {error}") from error
+
+
+def check_mode(mode: str) -> ReplyMode:
+    """The reply mode a request asked for.
+
+    Raises
+    ------
+    MalformedReply
+        If it is none of "sum", "mean", "each".
+    """
+    for known in get_args(ReplyMode):
+        if mode == known:
+            return cast(ReplyMode, known)
+    raise MalformedReply(f"reply must be one of {', '.join(get_args(ReplyMode))}, got {mode!r}.")
+
+
+@lru_cache(maxsize=8)
+def fingerprint(app_folder: Path | None = None) -> Mapping[str, str]:
+    """Library version and hash of the source that runs here, FedVeil's and the app's.
+
+    Simulated clients can run stale code from another folder, or another installation than the server's, and Flower
+    does not notice; server and nodes compare these two strings in every reply.
+    """
+    digest = blake2b(digest_size=16)
+    package = Path(__file__).resolve().parent
+    roots = [package] + ([Path(app_folder)] if app_folder is not None else [])
+    for root in roots:
+        # rooms are links in a checkout and folders in a wheel: walk them by name, so that both give the same list
+        for path in sorted(_python_files(root)):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+            digest.update(path.read_bytes() + b"\0")
+    return {LIBRARY: __version__, SOURCE: digest.hexdigest()}
+
+
+def _python_files(folder: Path) -> Iterable[Path]:
+    for entry in folder.iterdir():
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from _python_files(entry)
+        elif entry.suffix == ".py":
+            yield entry
