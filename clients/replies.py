@@ -1,0 +1,190 @@
+"""How a node answers the server: requests in, replies out, and nothing in a reply that is not accounted for.
+
+A train reply holds, and nothing else: the arrays (a function of noised steps), ``num-examples`` (public), the
+ledger rows of those steps, the clients that took part and those out of budget (functions of public and
+released values), and which library and source ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fedveil.clients.cohort import Cohort, CohortResult
+from fedveil.wire import (
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    EXAMPLES,
+    LEDGER,
+    LIBRARY,
+    METRICS,
+    NUM_EXAMPLES,
+    OUT_OF_BUDGET,
+    PARTITION,
+    PARTITIONS,
+    REPLY,
+    ROUND,
+    ROWS,
+    RUN,
+    SOURCE,
+    ReplyMode,
+    check_mode,
+    encode_releases,
+    from_fixed,
+)
+
+__all__ = ["handle_identify", "handle_train", "make_train_reply"]
+
+
+def handle_train(request: RecordDict, cohort: Cohort, fingerprint: Mapping[str, str]) -> RecordDict:
+    """Answer a train request.
+
+    Parameters
+    ----------
+    request : RecordDict
+        The model under ``arrays`` and, under ``config``, ``server-round``, ``clients`` (list of int),
+        ``reply`` and ``run``.
+    cohort : Cohort
+    fingerprint : mapping of str to str
+        Library version and source hash, from :func:`fedveil.wire.fingerprint`.
+
+    Returns
+    -------
+    RecordDict
+        See :func:`make_train_reply`.
+
+    Raises
+    ------
+    ValueError
+        If the request lacks something, is of another run, or asks for what this node cannot give.
+    """
+    arrays, config = _request(request)
+    run = str(config[RUN])
+    if run != cohort.run:
+        raise ValueError(f"the request is of run {run!r}, but this cohort was set up for run {cohort.run!r}.")
+    mode = check_mode(str(config[REPLY]))
+    clients = cast("list[int]", config[CLIENTS])
+    result = cohort.train(int(cast("int", config[ROUND])), arrays, clients, keep_updates=mode == "each")
+    return make_train_reply(result, arrays, mode, fingerprint)
+
+
+def make_train_reply(
+    result: CohortResult,
+    arrays: Mapping[str, NDArray[np.floating]],
+    mode: ReplyMode,
+    fingerprint: Mapping[str, str],
+) -> RecordDict:
+    """Put a cohort's result into the records of a reply.
+
+    Parameters
+    ----------
+    result : CohortResult
+    arrays : mapping of str to array
+        The model that was sent; "mean" adds the mean update to it.
+    mode : {"sum", "mean", "each"}
+        What the arrays are; see :data:`fedveil.wire.ReplyMode`.
+    fingerprint : mapping of str to str
+
+    Returns
+    -------
+    RecordDict
+        ``arrays``; ``metrics`` with ``num-examples``; ``ledger`` with ``rows``, ``clients``,
+        ``out-of-budget``, ``library`` and ``source``. Where no client took part the sum is 0, the mean is the
+        model that was sent and ``num-examples`` is 0.
+
+    Raises
+    ------
+    ValueError
+        If a row's noise was chosen from private data: such a row, and the update it belongs to, stays on the
+        client.
+    """
+    if any(row.chosen == "data-dependent" for row in result.releases):
+        raise ValueError(
+            "the noise of a step was chosen from private data, so that its ledger row would reveal them: "
+            "choose noise from public or released values."
+        )
+    return RecordDict(
+        {
+            ARRAYS: _array_record(_reply_arrays(result, arrays, mode)),
+            METRICS: MetricRecord({NUM_EXAMPLES: result.num_examples}),
+            LEDGER: ConfigRecord(
+                {
+                    ROWS: encode_releases(result.releases),
+                    CLIENTS: list(result.took_part),
+                    OUT_OF_BUDGET: list(result.out_of_budget),
+                    LIBRARY: fingerprint[LIBRARY],
+                    SOURCE: fingerprint[SOURCE],
+                }
+            ),
+        }
+    )
+
+
+def handle_identify(
+    cohort: Cohort, partition: int, num_partitions: int, fingerprint: Mapping[str, str]
+) -> RecordDict:
+    """Answer the server's question who is here.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    partition, num_partitions : int
+        Which share of the clients this node hosts, of how many shares.
+    fingerprint : mapping of str to str
+
+    Returns
+    -------
+    RecordDict
+        ``config`` with ``partition-id``, ``num-partitions``, ``clients``, their public numbers of records
+        ``examples`` in the same order, ``library`` and ``source``.
+    """
+    return RecordDict(
+        {
+            CONFIG: ConfigRecord(
+                {
+                    PARTITION: partition,
+                    PARTITIONS: num_partitions,
+                    CLIENTS: list(cohort.clients),
+                    EXAMPLES: [cohort.num_records(client) for client in cohort.clients],
+                    LIBRARY: fingerprint[LIBRARY],
+                    SOURCE: fingerprint[SOURCE],
+                }
+            )
+        }
+    )
+
+
+def _request(request: RecordDict) -> tuple[dict[str, NDArray[np.floating]], ConfigRecord]:
+    """The arrays and the settings of a train request."""
+    arrays, config = request.get(ARRAYS), request.get(CONFIG)
+    if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
+        raise ValueError(f"a train request needs an ArrayRecord {ARRAYS!r} and a ConfigRecord {CONFIG!r}.")
+    missing = [key for key in (ROUND, CLIENTS, REPLY, RUN) if key not in config]
+    if missing:
+        raise ValueError(f"a train request needs {missing[0]!r} in its {CONFIG!r} record.")
+    return {name: array.numpy() for name, array in arrays.items()}, config
+
+
+def _reply_arrays(
+    result: CohortResult, arrays: Mapping[str, NDArray[np.floating]], mode: ReplyMode
+) -> Mapping[str, NDArray[np.generic]]:
+    if mode == "sum":
+        return result.totals
+    if mode == "each":
+        if result.updates is None:
+            raise ValueError("this result was computed without the clients' own updates: keep them.")
+        return result.updates
+    weight = max(result.num_examples, 1)
+    return {
+        name: (arrays[name] + from_fixed(total) / weight).astype(np.float32)
+        for name, total in result.totals.items()
+    }
+
+
+def _array_record(arrays: Mapping[str, NDArray[np.generic]]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})

@@ -1,0 +1,307 @@
+"""Cohorts: the same bits however clients are grouped, budgets before data, rows before results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fedveil.artifacts import NodeLedger, ReplayMismatch
+from fedveil.clients import ClientData, Cohort, CohortResult, local_update
+from fedveil.models import build_model, initial_arrays
+from fedveil.privacy import StepMechanism, budgets, plan_step
+from fedveil.streams import Streams
+from fedveil.wire import to_fixed
+
+MODEL = build_model("softmax", (6,), 3)
+STREAMS = Streams.seeded("test", 0)
+ARRAYS = initial_arrays(MODEL, STREAMS.stream("model"))
+STEPS = 2
+
+
+def client_data(client: int) -> ClientData:
+    rng = np.random.default_rng(client)
+    n = 5 + client
+    features = rng.random((n, 6), dtype=np.float32)
+    baseline = features.copy()
+    baseline[:, :2] = 0.0
+    return ClientData(features, rng.integers(0, 3, n), baseline)
+
+
+def mechanism(client: int, rounds: int = 3, **options: Any) -> StepMechanism:
+    return plan_step(
+        num_records=5 + client,
+        clip_norm=1.0,
+        calibration="attribute",
+        epsilon=2.0,
+        delta=1e-5,
+        num_releases=rounds * STEPS,
+        attribute_clip_norm=0.3,
+        **options,
+    )
+
+
+def cohort(
+    clients: Sequence[int],
+    *,
+    data: Callable[[int], ClientData] = client_data,
+    mechanisms: dict[int, StepMechanism | None] | None = None,
+    streams: Streams = STREAMS,
+    ledger: NodeLedger | None = None,
+    learning_rate: float = 0.5,
+    epsilon_record: float | None = None,
+) -> Cohort:
+    return Cohort(
+        MODEL,
+        data,
+        mechanisms if mechanisms is not None else {client: mechanism(client) for client in clients},
+        budgets=budgets(calibration="attribute", epsilon=2.0, delta=1e-5, epsilon_record=epsilon_record),
+        streams=streams,
+        node_ledger=ledger,
+        run="run",
+        steps=STEPS,
+        learning_rate=learning_rate,
+    )
+
+
+def added(results: Sequence[CohortResult]) -> dict[str, NDArray[np.int64]]:
+    return {name: np.sum([result.totals[name] for result in results], axis=0) for name in ARRAYS}
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_any_grouping_and_any_order_gives_the_same_bits(private: bool) -> None:
+    clients = list(range(8))
+    mechanisms: dict[int, StepMechanism | None] = {c: mechanism(c) if private else None for c in clients}
+
+    def totals(groups: Sequence[Sequence[int]]) -> dict[str, NDArray[np.int64]]:
+        return added(
+            [
+                cohort(group, mechanisms={c: mechanisms[c] for c in group}).train(1, ARRAYS, group)
+                for group in groups
+            ]
+        )
+
+    one = totals([clients])
+    assert all(np.any(total != 0) for total in one.values())
+    for groups in (
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[7, 5, 3, 1], [0, 2, 4, 6]],
+        [[6, 2], [0], [5, 7, 1], [3, 4]],
+    ):
+        for name, total in totals(groups).items():
+            np.testing.assert_array_equal(total, one[name])
+            assert total.dtype == np.int64
+
+
+def test_the_totals_are_the_fixed_point_sums_of_the_weighted_updates() -> None:
+    result = cohort([2, 4]).train(3, ARRAYS, [4, 2], keep_updates=True)
+    updates = {
+        client: local_update(
+            MODEL,
+            ARRAYS,
+            client_data(client),
+            mechanism=mechanism(client),
+            steps=STEPS,
+            learning_rate=0.5,
+            noise=STREAMS.stream("noise", round=3, client=client),
+            round=3,
+            client=client,
+        )
+        for client in (2, 4)
+    }
+    assert result.took_part == (4, 2)
+    assert result.out_of_budget == ()
+    assert result.num_examples == 7 + 9
+    assert result.releases == updates[4].releases + updates[2].releases
+    assert result.updates is not None
+    for name in ARRAYS:
+        expected = to_fixed(9 * updates[4].delta[name]) + to_fixed(7 * updates[2].delta[name])
+        np.testing.assert_array_equal(result.totals[name], expected)
+        stacked = np.stack([updates[4].delta[name], updates[2].delta[name]])
+        np.testing.assert_array_equal(result.updates[name], stacked)
+
+
+def test_the_order_of_the_arrays_sent_does_not_matter() -> None:
+    forward = cohort([1]).train(1, ARRAYS, [1]).totals
+    backward = cohort([1]).train(1, dict(reversed(ARRAYS.items())), [1]).totals
+    assert list(forward) == list(backward)
+    for name in ARRAYS:
+        np.testing.assert_array_equal(forward[name], backward[name])
+
+
+@pytest.mark.parametrize("with_ledger", [True, False])
+@pytest.mark.parametrize("streams", [STREAMS, Streams.system()])
+def test_a_client_out_of_budget_takes_no_part_and_its_records_are_not_looked_at(
+    with_ledger: bool, streams: Streams, tmp_path: Path
+) -> None:
+    touched: list[int] = []
+
+    def data(client: int) -> ClientData:
+        touched.append(client)
+        return client_data(client)
+
+    ledger = NodeLedger(tmp_path / "node.db") if with_ledger else None
+    mechanisms: dict[int, StepMechanism | None] = {1: mechanism(1, rounds=2), 2: mechanism(2, rounds=3)}
+    node = cohort([1, 2], data=data, mechanisms=mechanisms, streams=streams, ledger=ledger)
+    took_part = [node.train(round, ARRAYS, [1, 2]).took_part for round in (1, 2)]
+    assert took_part == [(1, 2), (1, 2)]
+    touched.clear()
+    third = node.train(3, ARRAYS, [1, 2])
+    assert third.took_part == (2,)
+    assert third.out_of_budget == (1,)
+    assert third.num_examples == 7
+    assert {row.client for row in third.releases} == {2}
+    assert touched == [2]
+    last = node.train(4, ARRAYS, [1, 2])
+    assert last.took_part == ()
+    assert last.num_examples == 0
+    assert touched == [2]
+    assert all(not total.any() for total in last.totals.values())
+
+
+def test_a_second_budget_under_the_record_relation_holds_too() -> None:
+    loose = cohort([1], epsilon_record=1000.0).train(1, ARRAYS, [1])
+    tight = cohort([1], epsilon_record=0.01).train(1, ARRAYS, [1])
+    assert loose.took_part == (1,)
+    assert tight.out_of_budget == (1,)
+
+
+def test_budgets_survive_the_process_in_the_node_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    for round in (1, 2, 3):
+        assert cohort([1], ledger=NodeLedger(path)).train(round, ARRAYS, [1]).took_part == (1,)
+    assert cohort([1], ledger=NodeLedger(path)).train(4, ARRAYS, [1]).out_of_budget == (1,)
+
+
+def test_rows_are_on_disk_when_a_result_is_returned(tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    result = cohort([1, 3], ledger=NodeLedger(path)).train(1, ARRAYS, [1, 3])
+    assert set(NodeLedger(path).releases("run")) == set(result.releases)
+    assert len(result.releases) == 2 * STEPS * 2
+
+
+def test_no_result_is_returned_when_the_ledger_cannot_be_written(tmp_path: Path) -> None:
+    class Full(NodeLedger):
+        def record(self, *_: Any, **__: Any) -> None:
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        cohort([1], ledger=Full(tmp_path / "node.db")).train(1, ARRAYS, [1])
+
+
+def test_a_seeded_round_can_be_repeated_and_counts_once(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path / "node.db")
+    node = cohort([1], ledger=ledger)
+    first = [node.train(round, ARRAYS, [1]) for round in (1, 2, 3)]
+    again = [node.train(round, ARRAYS, [1]) for round in (3, 1)]
+    for name in ARRAYS:
+        np.testing.assert_array_equal(again[0].totals[name], first[2].totals[name])
+        np.testing.assert_array_equal(again[1].totals[name], first[0].totals[name])
+    assert ledger.count("run", 1) == 3 * STEPS
+
+
+def test_a_seeded_round_sent_with_another_model_is_refused(tmp_path: Path) -> None:
+    # the same noise on two means would cancel in their difference
+    node = cohort([1], ledger=NodeLedger(tmp_path / "node.db"))
+    node.train(1, ARRAYS, [1])
+    with pytest.raises(ReplayMismatch):
+        node.train(1, {name: value + 1 for name, value in ARRAYS.items()}, [1])
+
+
+def test_a_round_repeated_with_fresh_noise_counts_again(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path / "node.db")
+    node = cohort([1], streams=Streams.system(), ledger=ledger)
+    results = [node.train(1, ARRAYS, [1]) for _ in range(4)]
+    assert [result.took_part for result in results] == [(1,), (1,), (1,), ()]
+    assert np.any(results[0].totals["1.weight"] != results[1].totals["1.weight"])
+    assert ledger.count("run", 1) == 3 * STEPS
+
+
+def test_a_step_that_diverged_is_in_the_ledger_all_the_same(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path / "node.db")
+    with pytest.raises(ValueError, match=r"client 1, parameter '1\.weight': .*diverged"):
+        cohort([1], ledger=ledger, learning_rate=1e30).train(1, ARRAYS, [1])
+    assert ledger.count("run", 1) == STEPS
+
+
+def test_sums_that_would_leave_int64_are_an_error() -> None:
+    clients = range(9)
+    plain: dict[int, StepMechanism | None] = dict.fromkeys(clients)
+    node = cohort(clients, data=lambda _: client_data(0), mechanisms=plain, learning_rate=1.5e8)
+    assert node.train(1, ARRAYS, [0]).took_part == (0,)  # one alone fits
+    with pytest.raises(ValueError, match="leaves int64"):
+        node.train(1, ARRAYS, clients)
+
+
+def test_sampled_steps_follow_their_fixed_schedule() -> None:
+    options = {"calibration": "uniform", "epsilon": 2.0, "delta": 1e-5, "sampling_rate": 0.5}
+    step = plan_step(num_records=6, clip_norm=1.0, num_releases=2 * STEPS, **options)  # type: ignore[arg-type]
+    node = Cohort(
+        MODEL,
+        client_data,
+        {1: step},
+        budgets=budgets(**options),  # type: ignore[arg-type]
+        streams=STREAMS,
+        node_ledger=None,
+        run="run",
+        steps=STEPS,
+        learning_rate=0.5,
+    )
+    outcomes = [node.train(round, ARRAYS, [1]).took_part for round in (1, 2, 3)]
+    assert outcomes == [(1,), (1,), ()]
+    endless = StepMechanism(6, 1.0, 1.0, sampling_rate=0.5)
+    with pytest.raises(ValueError, match="client 1 samples its records and has no fixed schedule"):
+        cohort([1], mechanisms={1: endless})
+
+
+def test_a_request_that_this_node_cannot_answer_is_refused() -> None:
+    node = cohort([1, 2])
+    wrong_shape = {name: value[:1] for name, value in ARRAYS.items()}
+    for arrays, clients, message in (
+        (ARRAYS, [1, 9], "client 9 is not on this node, which hosts 2 clients, 1 to 2"),
+        (ARRAYS, [1, 1], "named twice"),
+        (wrong_shape, [1], "must build the same model"),
+        ({**ARRAYS, "extra": np.zeros(1)}, [1], "must build the same model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            node.train(1, arrays, clients)
+
+
+def test_a_model_that_mixes_records_is_refused() -> None:
+    mixing = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match="BatchNorm1d"):
+        Cohort(
+            mixing,
+            client_data,
+            {},
+            budgets={},
+            streams=STREAMS,
+            node_ledger=None,
+            run="run",
+            steps=1,
+            learning_rate=1.0,
+        )
+
+
+def test_clients_rounds_and_runs_draw_different_noise() -> None:
+    def noise_of(round: int, client: int, config: str) -> NDArray[np.float64]:
+        node = cohort(
+            [client],
+            data=lambda _: client_data(0),
+            mechanisms={client: mechanism(0)},
+            streams=Streams.seeded(config, 0),
+        )
+        updates = node.train(round, ARRAYS, [client], keep_updates=True).updates
+        assert updates is not None
+        return updates["1.weight"]
+
+    drawn = [
+        noise_of(round, client, config) for round in (1, 2) for client in (0, 1) for config in ("a", "b")
+    ]
+    assert all(np.all(one != other) for one, other in itertools.combinations(drawn, 2))
