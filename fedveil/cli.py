@@ -1,0 +1,143 @@
+"""The ``fedveil`` command."""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedveil import __version__
+
+__all__ = ["main"]
+
+_BAD_INPUT = 2
+_FILE_WIDTH = 140  # columns, where no terminal says
+
+cli = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning on Flower whose privacy can be explained and checked.",
+)
+
+AppArgument = Annotated[
+    str, typer.Argument(help="An app of FedVeil by name (fedsva), or the path of an app folder.")
+]
+
+
+@cli.callback(invoke_without_command=True)
+def version_option(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Print the version when asked for."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@cli.command()
+def run(
+    app: AppArgument,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="flower: through a SuperLink of its own and Ray. in-process: neither, starts at once."
+        ),
+    ] = "flower",
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run-config", "-c", help="'key=value key=\"text\"', or a .toml file; see `fedveil config APP`."
+        ),
+    ] = None,
+    num_supernodes: Annotated[int, typer.Option(help="Simulated nodes; they share the logical clients.")] = 2,
+    num_cpus: Annotated[
+        int | None,
+        typer.Option(
+            "--client-resources-num-cpus", help="Cores that Ray sets aside for a node (default 2, Flower's)."
+        ),
+    ] = None,
+    num_gpus: Annotated[
+        float,
+        typer.Option("--client-resources-num-gpus", help="GPUs, or a share of one, that Ray gives a node."),
+    ] = 0.0,
+    resume: Annotated[str | None, typer.Option(help="Folder of an unfinished run to go on with.")] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Where the run's folder goes.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of a failure.")] = False,
+) -> None:
+    """Run an app; the exit status is 0 only when it worked."""
+    from fedveil.run.overrides import parse_overrides
+    from fedveil.run.plan import plan_run
+    from fedveil.run.runner import execute
+
+    try:
+        plan = plan_run(
+            app,
+            engine=engine,
+            overrides=parse_overrides(config or []),
+            num_nodes=num_supernodes,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            resume=resume,
+            output_dir=output_dir,
+        )
+    except ValueError as error:
+        _refuse(error)
+    raise typer.Exit(execute(plan, verbose=verbose))
+
+
+@cli.command()
+def config(app: AppArgument) -> None:
+    """Print every key of an app with its unit, meaning and default."""
+    from fedveil.run.app import find_app
+    from fedveil.run.settings import settings_of
+
+    try:
+        settings = settings_of(find_app(app))
+    except ValueError as error:
+        _refuse(error)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("key", "default", "unit", "meaning"):
+        table.add_column(heading, no_wrap=heading == "key", overflow="fold")
+    for setting in settings:
+        default = f'"{setting.default}"' if isinstance(setting.default, str) else str(setting.default)
+        shown = default.lower() if isinstance(setting.default, bool) else default
+        table.add_row(setting.key, shown, setting.unit, setting.meaning)
+    width = None if sys.stdout.isatty() else _FILE_WIDTH
+    Console(highlight=False, markup=False, width=width).print(table)
+
+
+@cli.command()
+def doctor() -> None:
+    """Check this installation; the exit status is 0 only when all is well."""
+    from fedveil.run.doctor import examine
+
+    checks = examine()
+    for check in checks:
+        print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
+    raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
+def _refuse(error: ValueError) -> NoReturn:
+    print(f"fedveil: {error}", file=sys.stderr)
+    raise typer.Exit(_BAD_INPUT)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # Flower's log has signs that not every terminal has
+    try:
+        cli()
+    finally:
+        gc.freeze()  # without it, Python walks all of torch's objects again at exit: 1.5 s
+
+
+if __name__ == "__main__":
+    main()

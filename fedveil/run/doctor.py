@@ -1,0 +1,134 @@
+"""Checks of an installation: what goes wrong silently, looked at aloud."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import fedveil
+from fedveil.run.scope import executable
+
+__all__ = ["Check", "examine"]
+
+_ROOMS = ("strategies", "clients", "privacy", "datasets", "apps")
+_FREE_GIGABYTES = 2.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check.
+
+    Attributes
+    ----------
+    name : str
+        What was looked at.
+    ok : bool
+        Whether it is as it must be.
+    detail : str
+        What was found; for a failure also what to do.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def examine() -> list[Check]:
+    """Run all checks; none of them changes anything."""
+    return [
+        _checked("python", _python),
+        _checked("flwr", _flower),
+        _checked("flower-superlink", lambda: str(executable("flower-superlink"))),
+        *(_checked(f"room {room}", partial(_room, room)) for room in _ROOMS),
+        _checked("torch", partial(_imported, "torch")),
+        _checked("ray", partial(_imported, "ray")),
+        _checked("datasets", _hugging_face_datasets),
+        _checked("free disk", _free_disk),
+    ]
+
+
+def _checked(name: str, check: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, check())
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        return Check(name, False, " ".join(str(error).split()))
+
+
+def _python() -> str:
+    return f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}"
+
+
+def _flower() -> str:
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise RuntimeError("not installed; pip install 'flwr[simulation]>=1.42,<1.43'.") from None
+    if not found.startswith("1.42."):
+        raise RuntimeError(f"{found}; FedVeil relies on 1.42: pip install 'flwr[simulation]>=1.42,<1.43'.")
+    return found
+
+
+def _room(room: str) -> str:
+    """A room is a link to a folder of the checkout, or a folder of the wheel; a file is a lost link."""
+    package = Path(fedveil.__file__).parent
+    place = package / room
+    if place.is_file():
+        raise RuntimeError(
+            f"{place} is a file, not a link: the archive or file system lost the links (on Windows use WSL2)."
+        )
+    if not place.is_dir():
+        raise RuntimeError(f"{place} does not exist: reinstall FedVeil, or check it out again with links.")
+    if room != "apps":
+        import_module(f"fedveil.{room}")
+    if (place / "__init__.py").exists() and room in {"datasets", "apps"}:
+        raise RuntimeError(
+            f"{place} must have no __init__.py: as a package of that name it hides other packages."
+        )
+    return f"link to {os.readlink(place)}" if place.is_symlink() else str(place)
+
+
+def _imported(name: str) -> str:
+    module = import_module(name)
+    return str(getattr(module, "__version__", "installed"))
+
+
+def _hugging_face_datasets() -> str:
+    """A package ``datasets`` in the working folder, which is on the path of Ray's workers, hides it."""
+    spec = importlib.util.find_spec("datasets")
+    origin = spec.origin if spec is not None else None
+    if origin is None or not {"site-packages", "dist-packages"} & set(Path(origin).parts):
+        where = origin or "nowhere"
+        raise RuntimeError(
+            f"Hugging Face datasets is hidden or missing (found: {where}); pip install flwr-datasets."
+        )
+    here = Path.cwd() / "datasets" / "__init__.py"
+    if here.exists():
+        raise RuntimeError(
+            f"{here} hides Hugging Face datasets from code that runs in this folder; remove it."
+        )
+    return origin
+
+
+def _free_disk() -> str:
+    places = {tempfile.gettempdir(), os.environ.get("FEDVEIL_HOME", os.path.expanduser("~"))}
+    found = []
+    for place in sorted(places):
+        existing = Path(place)
+        while not existing.exists():
+            existing = existing.parent
+        free = shutil.disk_usage(existing).free / 1e9
+        if free < _FREE_GIGABYTES:
+            raise RuntimeError(
+                f"{free:.1f} GB free at {existing}; Ray and run folders need {_FREE_GIGABYTES:.0f} GB."
+            )
+        found.append(f"{free:.0f} GB at {existing}")
+    return ", ".join(found)

@@ -1,0 +1,79 @@
+"""The command."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil import __version__
+from fedveil.cli import cli
+
+
+def invoke(*arguments: str):
+    """Run the command inside this process."""
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def test_the_version_is_printed():
+    assert invoke("--version").stdout.strip() == __version__
+
+
+def test_a_good_run_exits_with_0(trap: Path):
+    assert invoke("run", str(trap), "--engine", "in-process", "-c", "num-server-rounds=1").exit_code == 0
+
+
+def test_a_failed_run_exits_with_1(trap: Path):
+    result = invoke("run", str(trap), "--engine", "in-process", "-c", "mode='server-raises'")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "fedveil: the run failed: the server always fails"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-c", "mod='ok'"], "did you mean 'mode'"),
+        (["-c", "mode=ok"], "a text needs quotes"),
+        (["--engine", "spark"], "engine must be one of"),
+    ],
+)
+def test_bad_input_exits_with_2_and_one_sentence(trap: Path, arguments: list[str], complaint: str):
+    result = invoke("run", str(trap), *arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("fedveil: ")
+    assert complaint in line
+
+
+def test_the_keys_of_an_app_are_printed(trap: Path):
+    lines = invoke("config", str(trap)).stdout.splitlines()
+    assert lines[0].split() == ["key", "default", "unit", "meaning"]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["mode", '"ok"'],
+        ["num-server-rounds", "2"],
+        ["note", '""'],
+    ]
+
+
+def test_the_doctor_says_ok_or_fail_for_each_check(monkeypatch: pytest.MonkeyPatch):
+    from fedveil.run import doctor
+
+    checks = [doctor.Check("disk", True, "9 GB"), doctor.Check("ray", False, "missing")]
+    monkeypatch.setattr(doctor, "examine", lambda: checks)
+    result = invoke("doctor")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == ["ok    disk: 9 GB", "FAIL  ray: missing"]
+
+
+def test_this_installation_is_well():
+    from fedveil.run.doctor import examine
+
+    assert [f"{check.name}: {check.detail}" for check in examine() if not check.ok] == []
+
+
+def test_a_package_that_hides_hugging_face_datasets_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from fedveil.run.doctor import examine
+
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert "datasets" in [check.name for check in examine() if not check.ok]
