@@ -144,7 +144,10 @@ def _follow(superlink: SuperLink, log: subprocess.Popen[str], watch: LogWatch) -
         if line:
             watch.read(line)
             shown = line if colours else without_colours(line)
-            print(shown, end="", flush=True)
+            if (
+                without_colours(line).strip() != "INFO :"
+            ):  # Flower's empty line: an app's last line is to be the last
+                print(shown, end="", flush=True)
             last_lines.append(without_colours(line))
             heard = time.monotonic()
             continue

@@ -1,0 +1,110 @@
+"""FedSVA's ClientApp: a node that hosts a cohort of logical clients and trains them privately."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache, lru_cache
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedveil import wire
+from fedveil.artifacts import NodeLedger
+from fedveil.clients import ClientData, Cohort, handle_identify, handle_train
+from fedveil.config import ConfigError, FedSVAConfig, assembly
+from fedveil.datasets.schema import check_records
+from fedveil.flower import is_simulated
+from fedveil.models import build_model
+from fedveil.threads import set_threads
+
+app = ClientApp()
+CODE = wire.fingerprint(Path(__file__).parent)
+
+
+@app.query("identify")
+def identify(message: Message, context: Context) -> Message:
+    """Say which clients this node serves, how many records each has, and which code runs here."""
+    config = FedSVAConfig.from_run_config(context.run_config)
+    partition_id, num_partitions = place(context)
+    cohort = host(config, partition_id, num_partitions, None, is_simulated())
+    return Message(handle_identify(cohort, partition_id, num_partitions, CODE), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round of private training of the clients that the server sampled."""
+    config = FedSVAConfig.from_run_config(context.run_config)
+    request = message.content.config_records.setdefault(wire.CONFIG, ConfigRecord())
+    run = str(request.setdefault(wire.RUN, f"flower-{context.run_id}"))
+    cohort = host(config, *place(context), run, is_simulated())
+    # a plain Flower strategy knows neither logical clients nor sums
+    request.setdefault(wire.CLIENTS, list(cohort.clients))
+    request.setdefault(wire.REPLY, "mean")
+    if request[wire.REPLY] == "each" and config.privacy != "central":
+        raise ConfigError(
+            f"privacy is {config.privacy!r} here: single updates leave this node with 'central' only."
+        )
+    return Message(handle_train(message.content, cohort, CODE), reply_to=message)
+
+
+def place(context: Context) -> tuple[int, int]:
+    """This node's number and the number of nodes."""
+    try:
+        return int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    except KeyError as error:
+        raise ConfigError(
+            f"{error} is missing: start the node with --node-config 'partition-id=0 num-partitions=2'."
+        ) from error
+
+
+@lru_cache(maxsize=4)
+def host(
+    config: FedSVAConfig, partition_id: int, num_partitions: int, run: str | None, simulated: bool
+) -> Cohort:
+    """The cohort of this node in one run; kept while its process lives, for a simulated node is asked every round.
+
+    Without a run, to say who is here, no ledger is opened.
+    """
+    if run is not None and not re.fullmatch(r"[A-Za-z0-9-]{1,100}", run):
+        raise ConfigError(f"a run's name is letters, digits and hyphens, got {run!r}.")
+    set_threads(config.threads_per_node)
+    streams = assembly.run_streams(config, simulated=simulated)
+    problem = assembly.load_problem(config)
+    schema = problem.dataset.schema
+    clients = assembly.hosted_clients(problem.num_clients, partition_id, num_partitions)
+    for client in clients:
+        check_records(problem.records(client), schema, f"client {client}")
+    examples = {client: problem.examples[client] for client in clients}
+
+    @cache
+    def data(client: int) -> ClientData:
+        records = problem.records(client)
+        return ClientData(records.features, records.labels, problem.baseline_features(records), schema.shape)
+
+    return Cohort(
+        build_model(assembly.model_factory(config), schema.shape, schema.num_classes, config.hidden_units),
+        data,
+        assembly.local_mechanisms(config, examples),
+        budgets=assembly.local_budgets(config),
+        streams=streams,
+        node_ledger=NodeLedger(ledger_path(config, run, simulated))
+        if run and config.privacy == "local"
+        else None,
+        run=run or "",
+        steps=config.local_steps,
+        learning_rate=config.learning_rate,
+        clip_norm=config.clip_norm if config.clip_without_noise else math.inf,
+    )
+
+
+def ledger_path(config: FedSVAConfig, run: str, simulated: bool) -> Path:
+    """Where this node's ledger lies: with the run's results in a simulation, on the node itself otherwise.
+
+    On a real node no setting of the server's decides: in another place every budget would be whole again.
+    """
+    if not simulated:
+        return assembly.home() / "node-ledger.sqlite"
+    folder = Path(config.resume) if config.resume else assembly.output_root(config) / run
+    return folder / "node-ledger.sqlite"

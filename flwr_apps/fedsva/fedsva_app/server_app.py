@@ -1,0 +1,281 @@
+"""FedSVA's ServerApp: check everything, meet the nodes, run the rounds, leave a run's folder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from fedveil import __version__, wire
+from fedveil.artifacts import Checkpoint, RunFolder, require_same_config
+from fedveil.config import ConfigError, FedSVAConfig, assembly
+from fedveil.flower import is_simulation_grid
+from fedveil.models import build_model, evaluate, initial_arrays, refuse_record_coupling
+from fedveil.privacy import Guarantee, Ledger, Relation, Release
+from fedveil.strategies import (
+    Fleet,
+    PrivateAveraging,
+    Progress,
+    RoundOutcome,
+    ServerOptimizer,
+    identify,
+    to_record,
+    weakest_guarantee,
+)
+from fedveil.streams import Streams
+from fedveil.threads import set_threads
+
+app = ServerApp()
+CODE = wire.fingerprint(Path(__file__).parent)
+APP = "fedsva"
+
+
+def say(line: str) -> None:
+    """Print a line at once; ``flwr run --stream`` shows it as it comes."""
+    print(f"fedveil | {line}", flush=True)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run FedSVA; whatever is wrong with the configuration or the data stops here, before any node is asked."""
+    config = FedSVAConfig.from_run_config(context.run_config)
+    streams = assembly.run_streams(config, simulated=is_simulation_grid(grid))
+    set_threads(config.threads_per_node)
+    problem = assembly.load_problem(config)
+    schema = problem.dataset.schema
+    model = build_model(assembly.model_factory(config), schema.shape, schema.num_classes, config.hidden_units)
+    refuse_record_coupling(model)  # as every node does, whatever the privacy
+    announce(config, problem, seeded=streams.is_seeded)
+    check_plan(config, problem.examples)
+
+    resumed = open_resumed(config) if config.resume else None
+    checkpoint = resumed.load_checkpoint() if resumed else None
+
+    fleet = identify(grid, expected=CODE, timeout=config.round_timeout, say=say)
+    if set(fleet.clients) != set(problem.examples):
+        raise ConfigError(
+            f"the nodes serve {len(fleet.clients)} clients and the data has {problem.num_clients}."
+        )
+    folder = resumed or RunFolder.create(
+        assembly.output_root(config), APP, config.to_run_config(), redact=secret_keys(config)
+    )
+    say(f"{'resuming after round ' + str(checkpoint.round) if checkpoint else 'writing'} in {folder.path}")
+    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    strategy, record = build_strategy(config, fleet, streams, folder, checkpoint)
+
+    def evaluate_public(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        test = problem.dataset.test
+        result = evaluate(
+            model, {k: v.numpy() for k, v in arrays.items()}, test.features, test.labels, schema.shape
+        )
+        return MetricRecord({"accuracy": result.accuracy, "loss": result.loss})
+
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=to_record(checkpoint.arrays if checkpoint else start),
+        num_rounds=config.num_server_rounds,
+        timeout=config.round_timeout,
+        train_config=ConfigRecord(),
+        evaluate_fn=evaluate_public,
+    )
+    guarantees = state_guarantees(config, record.releases + record.assumed)
+    folder.finish(
+        {name: array.numpy() for name, array in result.arrays.items()},
+        record.metrics,
+        record.releases,
+        {
+            "app": APP,
+            "library": __version__,
+            "model": config.model,
+            "hidden-units": config.hidden_units,
+            "shape": list(schema.shape),
+            "classes": list(schema.classes),
+            "accuracy": record.metrics[-1]["accuracy"],
+            "guarantees": [as_json(guarantee) for guarantee in guarantees],
+        },
+        assumed=record.assumed,
+    )
+    for guarantee in guarantees:
+        say(f"{guarantee.relation} relation, worst-off client: {guarantee.describe()}")
+    if config.is_attribute_level and config.epsilon_record is None:
+        say(
+            "the other attributes and the label have the record relation's guarantee only, which is far weaker"
+        )
+    say(f"accuracy {record.metrics[-1]['accuracy']:.4f} on {len(problem.dataset.test)} public test records")
+    say(f"run folder: {folder.path}")
+
+
+def announce(config: FedSVAConfig, problem: assembly.Problem, *, seeded: bool) -> None:
+    """Say what will run and what it will guarantee, before it starts."""
+    dataset = problem.dataset
+    say(f"FedVeil {__version__}, FedSVA on {dataset.name}: {dataset.scaled}")
+    if problem.private is not None:
+        say(f"{int(problem.private.sum())} of {dataset.schema.num_features} attributes are private")
+    if config.privacy == "none":
+        say("privacy: none; nothing is guaranteed")
+    else:
+        relation, replaced = {
+            "attribute": ("attribute", "the private attributes of one record"),
+            "uniform": ("record", "one record"),
+            "central": ("client", "all records of one client"),
+        }["central" if config.privacy == "central" else config.calibration]
+        say(
+            f"privacy: {config.privacy}, total epsilon {config.epsilon:g} at delta {config.delta:g} for each client, "
+            f"{relation} relation (neighbours: {replaced} replaced), composed over the whole run"
+        )
+    if seeded:
+        say("simulation: no privacy against who knows the seed")
+
+
+def check_plan(config: FedSVAConfig, examples: dict[int, int]) -> None:
+    """Plan every client's noise from its public number of records, and warn, by name, where delta is weak."""
+    assembly.local_mechanisms(config, examples)
+    if config.privacy == "local":
+        weak = [client for client, n in examples.items() if config.delta > 1 / n]
+        if weak:
+            say(
+                f"warning: delta = {config.delta:g} is above 1/n_i for client(s) {', '.join(map(str, weak))}: such a "
+                "delta allows to publish a record outright; choose delta below 1/n_i"
+            )
+
+
+def secret_keys(config: FedSVAConfig) -> set[str]:
+    """Settings that must not be read in a run's folder: with the seed, the noise could be drawn again."""
+    return set() if config.seed is None else {"seed"}
+
+
+def open_resumed(config: FedSVAConfig) -> RunFolder:
+    """The folder of the unfinished run to go on with; its settings must be this run's."""
+    folder = RunFolder.open(config.resume)
+    known = folder.secrets  # gone where the run died while its model was written, all rounds done
+    require_same_config(
+        folder.config | known,
+        config.to_run_config(),
+        may_differ={"output-dir", "resume", "round-timeout"},
+        redact=secret_keys(config) - set(known),
+    )
+    return folder
+
+
+class Record:
+    """What a run has produced so far; written to its folder after every round."""
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        # the initial model is evaluated again
+        self.metrics = list(checkpoint.metrics) if checkpoint and checkpoint.round else []
+        self.releases: tuple[Release, ...] = checkpoint.releases if checkpoint else ()
+        self.assumed: tuple[Release, ...] = checkpoint.assumed if checkpoint else ()
+
+    def add(self, outcome: RoundOutcome, row: dict[str, float]) -> None:
+        """Take in one round."""
+        self.metrics.append(row)
+        self.releases += outcome.releases
+        self.assumed += outcome.assumed
+
+
+def build_strategy(
+    config: FedSVAConfig,
+    fleet: Fleet,
+    streams: Streams,
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+) -> tuple[PrivateAveraging, Record]:
+    """The strategy with its optimiser, its place in the run, and what happens after each round."""
+    options = config.optimizer_options
+    optimizer = ServerOptimizer(
+        config.server_optimizer,
+        learning_rate=config.server_learning_rate,
+        momentum=config.server_momentum,
+        beta_1=options.beta_1,
+        beta_2=options.beta_2,
+        tau=options.tau,
+    )
+    lines: list[str] = []
+    progress = Progress(config.num_server_rounds, config.delta, printed_budgets(config), lines.append)
+    record = Record(checkpoint)
+    mechanisms = assembly.local_mechanisms(config, fleet.examples)
+    run = str(checkpoint.extra["run"]) if checkpoint else folder.name  # nodes know it by this name
+    if checkpoint:
+        optimizer.load_state(checkpoint.optimizer)
+        if not streams.is_seeded and checkpoint.round < config.num_server_rounds:
+            # with fresh noise, what clients sent in the interrupted round was another release than the one to come
+            record.assumed += tuple(
+                row
+                for client, mechanism in mechanisms.items()
+                if mechanism is not None and client not in checkpoint.extra["out-of-budget"]
+                for step in range(config.local_steps)
+                for row in mechanism.releases(client, checkpoint.round + 1, step)
+            )
+            # now: the next attempt may die too
+            folder.save_checkpoint(replace(checkpoint, assumed=record.assumed))
+        progress.restore(record.releases + record.assumed)
+
+    def on_round(outcome: RoundOutcome) -> None:
+        record.add(outcome, progress.round(outcome))
+        folder.save_checkpoint(
+            Checkpoint(
+                round=outcome.server_round,
+                arrays=dict(outcome.arrays),
+                optimizer=optimizer.state(),
+                releases=record.releases,
+                metrics=record.metrics,
+                config_hash=config.config_hash,
+                extra={"out-of-budget": list(outcome.out_of_budget), "run": run},
+                assumed=record.assumed,
+            )
+        )
+        say(lines.pop())  # not before it is saved: a resumed run draws other noise for a round that was not
+
+    strategy = PrivateAveraging(
+        fleet=fleet,
+        streams=streams,
+        optimizer=optimizer,
+        mechanisms=mechanisms,
+        run=run,
+        code=CODE,
+        fraction_train=config.fraction_train,
+        local_steps=config.local_steps,
+        central=assembly.central_mechanism(config, len(fleet.clients)),
+        completed_rounds=checkpoint.round if checkpoint else 0,
+        out_of_budget=tuple(checkpoint.extra["out-of-budget"]) if checkpoint else (),
+        on_round=on_round,
+        say=say,
+    )
+    return strategy, record
+
+
+def printed_budgets(config: FedSVAConfig) -> dict[Relation, float]:
+    """Total epsilon of each relation that has a budget."""
+    if config.privacy == "none":
+        return {}
+    if config.privacy == "central":
+        return {"client": config.epsilon}
+    if not config.is_attribute_level:
+        return {"record": config.epsilon}
+    record: dict[Relation, float] = {} if config.epsilon_record is None else {"record": config.epsilon_record}
+    return {"attribute": config.epsilon, **record}
+
+
+def as_json(guarantee: Guarantee) -> dict[str, str | float]:
+    """A guarantee as JSON values; JSON has no infinity."""
+    values: dict[str, str | float] = asdict(guarantee)
+    return values if math.isfinite(guarantee.epsilon) else values | {"epsilon": "inf"}
+
+
+def state_guarantees(config: FedSVAConfig, releases: tuple[Release, ...]) -> list[Guarantee]:
+    """What the run has guaranteed its worst-off client, under each relation."""
+    ledger, allowed = Ledger(releases), assembly.local_budgets(config)
+    relations: tuple[Relation, ...] = ("client",) if config.privacy == "central" else ("attribute", "record")
+    stated = []
+    for relation in relations:
+        if relation == "attribute" and config.drop_private:
+            words = "the private attributes were replaced by public constants before training"
+            stated.append(Guarantee(0.0, config.delta, relation, "proven", words))
+        elif config.privacy == "none":
+            stated.append(Guarantee(math.inf, config.delta, relation, "none", "trained without noise"))
+        else:
+            stated.append(weakest_guarantee(ledger, config.delta, relation, allowed.get(relation)))
+    return stated

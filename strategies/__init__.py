@@ -1,0 +1,31 @@
+"""Server side: how replies become a model."""
+
+from fedveil.strategies.aggregation import CentralMechanism, central_update, weighted_mean
+from fedveil.strategies.fleet import Fleet, FleetError, identify
+from fedveil.strategies.private_averaging import NoGoodReplies, PrivateAveraging, RoundOutcome, to_record
+from fedveil.strategies.progress import Progress, weakest_guarantee
+from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
+from fedveil.strategies.sampling import sample_fixed, sample_poisson
+from fedveil.strategies.server_optimizer import ServerOptimizer
+
+__all__ = [
+    "BadReply",
+    "CentralMechanism",
+    "Expected",
+    "Fleet",
+    "FleetError",
+    "NoGoodReplies",
+    "PrivateAveraging",
+    "Progress",
+    "RoundOutcome",
+    "ServerOptimizer",
+    "TrainReply",
+    "central_update",
+    "check_reply",
+    "identify",
+    "sample_fixed",
+    "sample_poisson",
+    "to_record",
+    "weakest_guarantee",
+    "weighted_mean",
+]

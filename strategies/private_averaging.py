@@ -1,0 +1,328 @@
+"""PrivateAveraging: sample logical clients, send one message a node, check every reply, add the sums, step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from fedveil import wire
+from fedveil.privacy import Release, StepMechanism
+from fedveil.strategies.aggregation import CentralMechanism, central_update, weighted_mean
+from fedveil.strategies.fleet import Fleet, is_reply_to
+from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
+from fedveil.strategies.sampling import sample_fixed, sample_poisson
+from fedveil.strategies.server_optimizer import ServerOptimizer
+from fedveil.streams import Streams
+
+__all__ = ["NoGoodReplies", "PrivateAveraging", "RoundOutcome"]
+
+_MAX_REASON = 500  # characters
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class NoGoodReplies(RuntimeError):
+    """A round in which no node answered well; the message has every node's reason."""
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What one round did, for progress, metrics and checkpoints.
+
+    Attributes
+    ----------
+    releases : tuple of Release
+        The ledger rows that arrived in this round.
+    assumed : tuple of Release
+        Rows of clients whose reply is missing or bad: their release may have left them, so it counts as spent.
+    out_of_budget : tuple of int
+        Clients known to have stopped, in this round or before.
+    failures : tuple of str
+        One sentence for every reply that was missing or refused.
+    """
+
+    server_round: int
+    arrays: Mapping[str, NDArray[np.float32]]
+    evaluation: Mapping[str, float]
+    seconds: float
+    releases: tuple[Release, ...] = ()
+    assumed: tuple[Release, ...] = ()
+    num_clients: int = 0
+    out_of_budget: tuple[int, ...] = ()
+    failures: tuple[str, ...] = ()
+
+
+@dataclass
+class PrivateAveraging(Strategy):
+    """Federated averaging of private updates over logical clients.
+
+    Privacy is the clients' own (they send noised updates and a ledger row for each release), or with ``central`` the
+    server's, for those who trust it. Weights are proportional to the public n_i; with ``central`` they are equal.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Who serves whom.
+    streams : Streams
+        Client sampling and central noise are drawn from it.
+    optimizer : ServerOptimizer
+        What is done with the mean update.
+    mechanisms : mapping of int to StepMechanism or None
+        Each client's planned noised step; says what a client has spent when its reply does not come.
+    run : str
+        The run's short name; nodes file their ledger under it.
+    code : mapping of str to str
+        Library version and source hash that every reply must carry.
+    fraction_train : float
+        Share of the clients in a round (Poisson rate with ``central``).
+    local_steps : int
+        Releases of a client in a round.
+    central : CentralMechanism, optional
+        The server's own release, for privacy "central".
+    completed_rounds : int
+        Rounds already done, when a run is resumed.
+    on_round : callable, optional
+        Called with the RoundOutcome of each round, round 0 (the initial model) included.
+    """
+
+    fleet: Fleet
+    streams: Streams
+    optimizer: ServerOptimizer
+    mechanisms: Mapping[int, StepMechanism | None]
+    run: str
+    code: Mapping[str, str]
+    fraction_train: float = 1.0
+    local_steps: int = 1
+    central: CentralMechanism | None = None
+    completed_rounds: int = 0
+    out_of_budget: tuple[int, ...] = ()
+    on_round: Callable[[RoundOutcome], None] | None = None
+    say: Callable[[str], None] = print
+
+    _arrays: dict[str, NDArray[np.float32]] = field(default_factory=dict, init=False)
+    _asked: list[Message] = field(default_factory=list, init=False)
+    _replies: list[TrainReply] = field(default_factory=list, init=False)
+    _failures: dict[int, str] = field(default_factory=dict, init=False)
+
+    @property
+    def mode(self) -> wire.ReplyMode:
+        """What the nodes are asked to send back."""
+        return "each" if self.central else "sum"
+
+    def summary(self) -> None:
+        """Say how the rounds will run."""
+        share = "all" if self.fraction_train == 1 else f"{self.fraction_train:g} of the"
+        self.say(
+            f"each round trains {share} clients, {self.local_steps} step(s) each, on {self.fleet.num_nodes} nodes"
+        )
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the rounds; Flower's loop, plus resuming, a callback a round, and an end when every budget is spent.
+
+        Flower's own ``start`` always begins at round 1, cannot stop early, and loses everything at an exception.
+        Nodes are never asked to evaluate: an accuracy on private records would be a release.
+
+        Raises
+        ------
+        NoGoodReplies
+            If a round has no usable reply at all.
+        """
+        result = Result(arrays=initial_arrays)
+        self.summary()
+        for server_round in range(self.completed_rounds, num_rounds + 1):
+            began = time.monotonic()
+            if server_round == self.completed_rounds:
+                if server_round > 0:
+                    continue  # this round's outcome is already on disk
+            else:
+                if self.central is None and not self._active():
+                    self.say(
+                        f"every client has spent its budget: training ends after round {server_round - 1}"
+                    )
+                    break
+                requests = self.configure_train(
+                    server_round, result.arrays, train_config or ConfigRecord(), grid
+                )
+                replies = grid.send_and_receive(requests, timeout=timeout) if self._asked else []
+                arrays, metrics = self.aggregate_train(server_round, replies)
+                result.arrays = arrays if arrays is not None else result.arrays
+                result.train_metrics_clientapp[server_round] = metrics
+            evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
+            if evaluation is not None:
+                result.evaluate_metrics_serverapp[server_round] = evaluation
+            if self.on_round:
+                self.on_round(
+                    self._outcome(server_round, result.arrays, evaluation, time.monotonic() - began)
+                )
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """One message to every node that serves a sampled client."""
+        self._arrays = {name: array.numpy() for name, array in arrays.items()}
+        stream = self.streams.stream("client-sampling", round=server_round)
+        sample = sample_poisson if self.central else sample_fixed
+        sampled = sample(self._active(), self.fraction_train, stream)
+        self._asked = []
+        for node, clients in self.fleet.by_node(sampled).items():
+            values = dict(config) | {wire.ROUND: server_round, wire.RUN: self.run, wire.REPLY: self.mode}
+            request = ConfigRecord({**values, wire.CLIENTS: clients})
+            content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: request})
+            self._asked.append(
+                Message(content, dst_node_id=node, message_type=wire.TRAIN, group_id=str(server_round))
+            )
+        return self._asked
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord]:
+        """The next model from the good replies; a bad or missing one is dropped by name and counted.
+
+        Raises
+        ------
+        NoGoodReplies
+            If clients were asked and no reply was good.
+        """
+        self._replies, self._failures = self._sort(server_round, list(replies))
+        if self._asked and not self._replies:
+            reasons = "; ".join(sorted(set(self._failures.values())))
+            raise NoGoodReplies(f"round {server_round}: no node sent a usable reply: {reasons}")
+        for reason in self._failures.values():
+            self.say(f"round {server_round}: dropped {reason}")
+        stopped = {client for reply in self._replies for client in reply.out_of_budget}
+        self.out_of_budget = tuple(sorted(set(self.out_of_budget) | stopped))
+        total = sum(reply.num_examples for reply in self._replies)
+        metrics = MetricRecord({"replies": len(self._replies), "failures": len(self._failures)})
+        if self.central:
+            shapes = {name: array.shape for name, array in self._arrays.items()}
+            update = central_update(self._replies, shapes, self.central, self.streams, server_round)
+        elif total:
+            update = weighted_mean([reply for reply in self._replies if reply.num_examples])
+        else:
+            self.say(f"round {server_round}: every sampled client has spent its budget; the model stays")
+            return None, metrics
+        stepped = self.optimizer.step(server_round, self._arrays, update)
+        return to_record(stepped), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """No messages: the model is evaluated on the server's public test set."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing to aggregate; see :meth:`configure_evaluate`."""
+        return None
+
+    def _active(self) -> list[int]:
+        return [client for client in self.fleet.clients if client not in self.out_of_budget]
+
+    def _sort(self, server_round: int, replies: Sequence[Message]) -> tuple[list[TrainReply], dict[int, str]]:
+        """Good replies in the order of nodes asked, and the reason for each that is not good."""
+        good: list[TrainReply] = []
+        failures: dict[int, str] = {}
+        for request in self._asked:
+            node = request.metadata.dst_node_id
+            clients = [int(c) for c in request.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
+            expected = Expected(
+                clients=clients,
+                examples=self.fleet.examples,
+                shapes={name: array.shape for name, array in self._arrays.items()},
+                mode=self.mode,
+                round=server_round,
+                code=self.code,
+            )
+            # by request, not by sender: the error reply for a dead node does not name it
+            answers = [reply for reply in replies if is_reply_to(reply, request)]
+            # who was sampled is secret where the sampling is part of the guarantee
+            name = "a reply" if self.central else f"the reply for clients {_ranges(clients)}"
+            try:
+                if not answers:
+                    raise BadReply("none came in time")
+                good.append(check_reply(answers[0], expected))
+            except BadReply as error:
+                failures[node] = f"{name}: {_one_line(str(error))}"
+        return good, failures
+
+    def _outcome(
+        self, server_round: int, arrays: ArrayRecord, evaluation: MetricRecord | None, seconds: float
+    ) -> RoundOutcome:
+        figures = {
+            key: float(value) for key, value in (evaluation or {}).items() if not isinstance(value, list)
+        }
+        outcome = RoundOutcome(
+            server_round=server_round,
+            arrays={name: array.numpy() for name, array in arrays.items()},
+            evaluation=figures,
+            seconds=seconds,
+            out_of_budget=self.out_of_budget,
+        )
+        if server_round == 0:
+            return outcome
+        lost = [
+            client
+            for request in self._asked
+            if request.metadata.dst_node_id in self._failures
+            for client in request.content.config_records[wire.CONFIG][wire.CLIENTS]  # type: ignore[union-attr]
+        ]
+        assumed = tuple(
+            row
+            for client in lost
+            for step in range(self.local_steps)
+            if (mechanism := self.mechanisms[int(client)]) is not None
+            for row in mechanism.releases(int(client), server_round, step)
+        )
+        released = tuple(row for reply in self._replies for row in reply.releases)
+        if self.central:
+            released += (self.central.release(server_round),)
+        return RoundOutcome(
+            server_round=server_round,
+            arrays=outcome.arrays,
+            evaluation=figures,
+            seconds=seconds,
+            releases=tuple(sorted(released, key=lambda row: (row.client, row.step, row.relation))),
+            assumed=assumed,
+            num_clients=sum(len(reply.took_part) for reply in self._replies),
+            out_of_budget=self.out_of_budget,
+            failures=tuple(self._failures.values()),
+        )
+
+
+def to_record(arrays: Mapping[str, NDArray[np.float32]]) -> ArrayRecord:
+    """A model as an ArrayRecord, names and order kept."""
+    # order="C" and not ascontiguousarray, which makes one-element vectors of scalars
+    return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
+
+
+def _one_line(reason: str) -> str:
+    """A reason, parts of which a client wrote, fit for a log."""
+    line = " ".join(reason.split())
+    return line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]}..."
+
+
+def _ranges(clients: Sequence[int]) -> str:
+    """Consecutive numbers as first-last: 0-4, 7."""
+    runs: list[list[int]] = []
+    for client in clients:
+        if runs and client == runs[-1][-1] + 1:
+            runs[-1].append(client)
+        else:
+            runs.append([client])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
