@@ -37,7 +37,7 @@ class CohortResult:
     Parameters
     ----------
     totals : dict of str to int64 array
-        Fixed-point sums of n_i times the update, over the clients that took part.
+        Fixed-point sums of n_i times the update, over the clients that took part; 0 where the updates are kept.
     num_examples : int
         Sum of their n_i, which are public.
     took_part, out_of_budget : tuple of int
@@ -140,7 +140,9 @@ class Cohort:
         clients : iterable of int
             Clients of this cohort, each at most once.
         keep_updates : bool
-            Also return each client's own update, for a server that clips and adds noise itself.
+            Return each client's own update instead of the totals, for a server that clips and adds noise itself. One
+            that is not finite counts as 0: were it an error, it would take the others' updates with it, and the
+            server's sum would move by more than the one client's clip.
 
         Returns
         -------
@@ -171,9 +173,11 @@ class Cohort:
                 releases += update.releases
                 digests[client] = _digest(update.delta)
                 took_part.append(client)
-                num_examples += self._add(totals, client, update.delta)
+                num_examples += self.num_records(client)
                 if keep_updates:
-                    updates.append(update.delta)
+                    updates.append(_finite_or_zero(update.delta))
+                else:
+                    self._add(totals, client, update.delta)
         finally:
             # also after an error, which is the outcome of a noised step too
             if releases:
@@ -244,8 +248,8 @@ class Cohort:
 
     def _add(
         self, totals: dict[str, NDArray[np.int64]], client: int, delta: Mapping[str, NDArray[np.float64]]
-    ) -> int:
-        """Add n_i times the update to the totals, in fixed point; return n_i."""
+    ) -> None:
+        """Add n_i times the update to the totals, in fixed point."""
         weight = self.num_records(client)
         for name, change in delta.items():
             try:
@@ -256,7 +260,12 @@ class Cohort:
                 raise ValueError(
                     f"the sum of the updates of {name!r} leaves int64: lower learning-rate or clip-norm."
                 )
-        return weight
+
+
+def _finite_or_zero(delta: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+    if all(np.all(np.isfinite(change)) for change in delta.values()):
+        return dict(delta)
+    return {name: np.zeros_like(change) for name, change in delta.items()}
 
 
 def _digest(delta: Mapping[str, NDArray[np.float64]]) -> str:

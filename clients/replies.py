@@ -187,4 +187,4 @@ def _reply_arrays(
 
 
 def _array_record(arrays: Mapping[str, NDArray[np.generic]]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
+    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in arrays.items()})

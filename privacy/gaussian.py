@@ -25,6 +25,7 @@ from fedveil.privacy.zcdp import zcdp_epsilon, zcdp_rho
 # times the largest error found against 120-digit arithmetic.
 _RELATIVE_ERROR = 2e-12
 _SMALL_MU = 0.1
+_SMALLEST_MU = 1e-150  # squares of smaller ones vanish; rounded up to it, the private side
 _UNDERFLOW = 30.0  # beyond this p, delta < exp(-p^2)/2 is below the smallest float
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
@@ -78,6 +79,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
     mu, delta = non_negative("mu", mu), probability("delta", delta)
     target = math.log(delta)
+    mu = max(mu, _SMALLEST_MU) if mu > 0 else mu
     if mu == 0 or _log_delta(0.0, mu, 1) <= target:
         return 0.0
     if not math.isfinite(mu * mu):

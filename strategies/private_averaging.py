@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.privacy import Release, StepMechanism
+from fedveil.privacy import Relation, Release, StepMechanism
 from fedveil.strategies.aggregation import CentralMechanism, central_update, weighted_mean
 from fedveil.strategies.fleet import Fleet, is_reply_to
 from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
@@ -248,18 +248,28 @@ class PrivateAveraging(Strategy):
                 mode=self.mode,
                 round=server_round,
                 code=self.code,
+                rows={client: self._owed(client) for client in clients},
             )
             # by request, not by sender: the error reply for a dead node does not name it
             answers = [reply for reply in replies if is_reply_to(reply, request)]
-            # who was sampled is secret where the sampling is part of the guarantee
-            name = "a reply" if self.central else f"the reply for clients {_ranges(clients)}"
             try:
                 if not answers:
                     raise BadReply("none came in time")
                 good.append(check_reply(answers[0], expected))
             except BadReply as error:
-                failures[node] = f"{name}: {_one_line(str(error))}"
+                failures[node] = f"the reply for clients {_ranges(clients)}: {_one_line(str(error))}"
+                if self.central and self.central.sampling_rate < 1:
+                    # a reason can tell who was sampled, and the guarantee rests on nobody knowing
+                    failures[node] = "a reply, for a reason that the nodes' own logs tell"
         return good, failures
+
+    def _owed(self, client: int) -> frozenset[tuple[int, Relation]]:
+        """Step and relation of the ledger rows that a client owes for a round."""
+        mechanism = self.mechanisms[client]
+        if mechanism is None:
+            return frozenset()
+        rows = (row for step in range(self.local_steps) for row in mechanism.releases(client, 1, step))
+        return frozenset((row.step, row.relation) for row in rows)
 
     def _outcome(
         self, server_round: int, arrays: ArrayRecord, evaluation: MetricRecord | None, seconds: float

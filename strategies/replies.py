@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.privacy import Release
+from fedveil.privacy import Relation, Release
 
 __all__ = ["BadReply", "Expected", "TrainReply", "check_reply"]
 
@@ -34,6 +34,8 @@ class Expected:
         Array names and shapes of the model.
     code : mapping of str to str
         Library version and source hash.
+    rows : mapping of int to frozenset
+        Step and relation of every ledger row that a client owes when it takes part.
     """
 
     clients: Sequence[int]
@@ -42,6 +44,7 @@ class Expected:
     mode: wire.ReplyMode
     round: int
     code: Mapping[str, str]
+    rows: Mapping[int, frozenset[tuple[int, Relation]]]
 
 
 @dataclass(frozen=True)
@@ -152,4 +155,7 @@ def _releases(record: ConfigRecord, took_part: tuple[int, ...], expected: Expect
             raise BadReply(
                 f"a ledger row has sensitivity {release.sensitivity:g} and sigma {release.sigma:g}: beyond all measure"
             )
+    owed = {(client, step, relation) for client in took_part for step, relation in expected.rows[client]}
+    if sorted((row.client, row.step, row.relation) for row in releases) != sorted(owed):
+        raise BadReply(f"it brings {len(releases)} ledger rows and owes {len(owed)}: one a step and relation")
     return releases

@@ -100,7 +100,8 @@ def test_any_grouping_and_any_order_gives_the_same_bits(private: bool) -> None:
 
 
 def test_the_totals_are_the_fixed_point_sums_of_the_weighted_updates() -> None:
-    result = cohort([2, 4]).train(3, ARRAYS, [4, 2], keep_updates=True)
+    result = cohort([2, 4]).train(3, ARRAYS, [4, 2])
+    kept = cohort([2, 4]).train(3, ARRAYS, [4, 2], keep_updates=True)
     updates = {
         client: local_update(
             MODEL,
@@ -119,12 +120,13 @@ def test_the_totals_are_the_fixed_point_sums_of_the_weighted_updates() -> None:
     assert result.out_of_budget == ()
     assert result.num_examples == 7 + 9
     assert result.releases == updates[4].releases + updates[2].releases
-    assert result.updates is not None
+    assert result.updates is None
+    assert kept.updates is not None
     for name in ARRAYS:
         expected = to_fixed(9 * updates[4].delta[name]) + to_fixed(7 * updates[2].delta[name])
         np.testing.assert_array_equal(result.totals[name], expected)
         stacked = np.stack([updates[4].delta[name], updates[2].delta[name]])
-        np.testing.assert_array_equal(result.updates[name], stacked)
+        np.testing.assert_array_equal(kept.updates[name], stacked)
 
 
 def test_the_order_of_the_arrays_sent_does_not_matter() -> None:
@@ -305,3 +307,31 @@ def test_clients_rounds_and_runs_draw_different_noise() -> None:
         noise_of(round, client, config) for round in (1, 2) for client in (0, 1) for config in ("a", "b")
     ]
     assert all(np.all(one != other) for one, other in itertools.combinations(drawn, 2))
+
+
+def test_one_diverging_update_does_not_take_the_others_with_it_where_the_server_adds_the_noise() -> None:
+    """Otherwise one client's records would move the server's sum by more than that client's clip."""
+    model = build_model("mlp", (4,), 2, 8)
+    arrays = initial_arrays(model, Streams.seeded("x", 0).stream("m"))
+    calm = ClientData(np.zeros((5, 4), np.float32), np.array([0, 1, 0, 1, 0]))
+    wild = ClientData(np.ones((5, 4), np.float32), np.array([1, 1, 1, 1, 1]))
+    results = []
+    for last in (calm, wild):
+        cohort = Cohort(
+            model,
+            {0: calm, 1: calm, 2: last},
+            dict.fromkeys(range(3)),
+            budgets={},
+            streams=Streams.seeded("c", 1),
+            node_ledger=None,
+            run="r",
+            steps=20,
+            learning_rate=1.15e38,
+        )
+        results.append(cohort.train(1, arrays, [0, 1, 2], keep_updates=True))
+    assert results[0].took_part == results[1].took_part == (0, 1, 2)
+    for name in arrays:
+        first, second = (result.updates[name] for result in results)
+        assert np.array_equal(first[:2], second[:2])
+        assert np.all(np.isfinite(first))
+        assert np.all(np.isfinite(second))

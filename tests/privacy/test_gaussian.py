@@ -134,3 +134,8 @@ def test_a_composition_is_rounded_up_and_exact_where_it_can_be():
     total = compose_mu(mus)
     exact = sum(Fraction(mu) ** 2 for mu in mus)
     assert Fraction(math.nextafter(total, 0)) ** 2 < exact <= Fraction(total) ** 2
+
+
+def test_the_smallest_floats_are_finite_and_on_the_private_side():
+    assert gaussian_epsilon(5e-324, 1e-5) == 0.0
+    assert 0 < gaussian_epsilon(5e-324, 1e-300) < 1e-140

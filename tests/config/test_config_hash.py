@@ -1,0 +1,91 @@
+"""The hash of a configuration: of every setting that computes, and of no other."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from fedveil.config import FedSVAConfig
+
+KEYS = FedSVAConfig.keys()
+CSV = {"dataset": "csv", "data-path": "/data/people.csv", "target": "income"}
+UNIFORM = {"calibration": "uniform"}
+
+
+NATURAL = CSV | {"partition": "natural", "client-column": "site"}
+CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "num-server-rounds": ({}, 4321),
+    "fraction-train": ({}, 0.55),
+    "local-steps": ({}, 3),
+    "learning-rate": ({}, 1.2345),
+    "server-optimizer": ({}, "adam"),
+    "server-learning-rate": ({}, 0.54321),
+    "server-momentum": ({}, 0.8765),
+    "dataset": ({}, "csv"),
+    "data-path": (CSV, "/data/others.csv"),
+    "data-schema": (CSV, "/data/schema.toml"),
+    "target": (CSV, "wealth"),
+    "client-column": (NATURAL, "town"),
+    "test-fraction": ({}, 0.31),
+    "test-path": (CSV, "/data/test.csv"),
+    "partition": ({}, "dirichlet"),
+    "num-clients": ({}, 13),
+    "dirichlet-alpha": ({}, 0.654),
+    "min-records": ({}, 3),
+    "data-seed": ({}, 12),
+    "private-attributes": ({}, "9:18,10:18"),
+    "drop-private": (UNIFORM, True),
+    "model": ({}, "mlp"),
+    "hidden-units": ({}, 67),
+    "privacy": ({}, "none"),
+    "calibration": ({}, "uniform"),
+    "epsilon": ({}, 1.0000000000000002),
+    "epsilon-record": ({}, 8.0),
+    "delta": ({}, 2.3e-5),
+    "clip-norm": ({}, 2.3),
+    "attribute-clip-norm": ({}, 0.345),
+    "clip-without-noise": ({"privacy": "none"}, True),
+    "sampling-rate": (UNIFORM, 0.5),
+    "mu-release": ({}, 0.1),
+    "seed": ({}, 3),
+    "output-dir": ({}, "/elsewhere"),
+    "resume": ({}, "/runs/one"),
+    "threads-per-node": ({}, 3),
+    "round-timeout": ({}, 5.5),
+    "options": ({}, "optimizer = {beta-1 = 0.5}"),
+}
+
+
+def test_every_key_has_a_change_here():
+    assert set(CHANGES) == set(KEYS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_hash_changes_with_every_key_that_computes_and_with_no_other(key):
+    base, value = CHANGES[key]
+    changed = {**base, key: value} | (CSV if key == "dataset" else {})
+    before, after = FedSVAConfig.from_run_config(base), FedSVAConfig.from_run_config(changed)
+    assert before != after
+    assert (before.config_hash == after.config_hash) is (key in FedSVAConfig.engine_keys)
+
+
+def test_the_keys_that_do_not_compute_are_these():
+    assert set(FedSVAConfig.engine_keys) == {"seed", "output-dir", "resume", "round-timeout"}
+
+
+def test_all_hashes_are_different():
+    hashes = [
+        FedSVAConfig.from_run_config({**base, key: value} | (CSV if key == "dataset" else {})).config_hash
+        for key, (base, value) in CHANGES.items()
+        if key not in FedSVAConfig.engine_keys and key != "dataset"
+    ]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_the_hash_is_the_same_in_any_order_of_keys():
+    values = FedSVAConfig().to_run_config()
+    shuffled = dict(reversed(values.items()))
+    assert FedSVAConfig.from_run_config(shuffled).config_hash == FedSVAConfig().config_hash
+    assert re.fullmatch("[0-9a-f]{32}", FedSVAConfig().config_hash)

@@ -1,0 +1,236 @@
+"""The line of a round: what is in it, and that its epsilons are those of the ledger."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from fedveil.privacy import Ledger, Release, StepMechanism, gaussian_epsilon, plan_step
+from fedveil.strategies import CentralMechanism, Progress, RoundOutcome, weakest_guarantee
+
+DELTA = 1e-5
+
+
+def outcome(server_round: int, releases=(), **values) -> RoundOutcome:
+    figures = {"accuracy": 0.7654321, "loss": 1.25, **values.pop("evaluation", {})}
+    return RoundOutcome(
+        server_round,
+        {"w": np.zeros(2, np.float32)},
+        figures,
+        values.pop("seconds", 1.5),
+        tuple(releases),
+        **values,
+    )
+
+
+def attribute_rows(server_round: int, clients=range(4)) -> list[Release]:
+    """One step of each client, each with its own noise."""
+    return [
+        row
+        for client in clients
+        for row in StepMechanism(10 * (client + 1), 1.0, 0.4 / (client + 2), 0.2).releases(
+            client, server_round, 0
+        )
+    ]
+
+
+def subsampled_rows(server_round: int, clients=range(3)) -> list[Release]:
+    return [
+        row
+        for client in clients
+        for row in StepMechanism(50, 1.0, 0.04, sampling_rate=0.1).releases(client, server_round, 0)
+    ]
+
+
+def assert_figures_are_the_ledgers(progress: Progress, releases: list[Release], relations) -> None:
+    for relation in ("attribute", "record", "client"):
+        figure = progress.epsilon(relation)
+        if relation not in relations:
+            assert figure is None
+            continue
+        guarantee = weakest_guarantee(Ledger(tuple(releases)), DELTA, relation, None)
+        assert guarantee.kind == "proven"
+        assert figure == pytest.approx(guarantee.epsilon, rel=1e-12)
+
+
+def test_the_line_says_everything_a_person_asks():
+    said = []
+    progress = Progress(12, DELTA, {"attribute": 2.0}, said.append)
+    progress.round(outcome(0, seconds=9.0))
+    rows = attribute_rows(1)
+    row = progress.round(outcome(1, rows, out_of_budget=(2,), failures=("the reply for clients 4: late",)))
+    epsilon = {
+        name: weakest_guarantee(Ledger(tuple(rows)), DELTA, name, None).epsilon
+        for name in ("attribute", "record")
+    }
+    assert said[0] == "round  0/12 · accuracy 0.7654 · loss 1.2500 · 9.00 s, 108 s left · out of budget 0"
+    assert said[1] == (
+        "round  1/12 · accuracy 0.7654 · loss 1.2500 · 1.50 s, 58 s left · sigma 0.08 to 0.2 · "
+        f"eps(attribute) {epsilon['attribute']:.4g} of 2 · eps(record) {epsilon['record']:.4g} · "
+        "out of budget 1 · failed replies 1"
+    )
+    assert row == {
+        "round": 1,
+        "accuracy": 0.7654321,
+        "loss": 1.25,
+        "seconds": 1.5,
+        "sigma-min": 0.08,
+        "sigma-max": 0.2,
+        "epsilon-attribute": pytest.approx(epsilon["attribute"], rel=1e-12),
+        "epsilon-record": pytest.approx(epsilon["record"], rel=1e-12),
+        "epsilon-client": pytest.approx(math.nan, nan_ok=True),
+        "out-of-budget": 1,
+        "failures": 1,
+    }
+
+
+def test_one_noise_is_printed_once():
+    said = []
+    Progress(3, DELTA, {}, said.append).round(outcome(1, attribute_rows(1, [1])))
+    assert " · sigma 0.1333 · " in said[0]
+
+
+def test_a_run_without_noise_prints_no_noise_and_no_epsilon():
+    said = []
+    row = Progress(3, DELTA, {}, said.append).round(outcome(2))
+    assert "sigma" not in said[0]
+    assert "eps" not in said[0]
+    assert math.isnan(row["sigma-min"])
+    assert all(math.isnan(row[f"epsilon-{relation}"]) for relation in ("attribute", "record", "client"))
+
+
+def test_attribute_level_epsilons_are_the_ledgers():
+    progress, releases = Progress(5, DELTA, {}, lambda line: None), []
+    for server_round in range(1, 6):
+        rows = attribute_rows(server_round, range(server_round % 3, 4))
+        releases += rows
+        progress.round(outcome(server_round, rows))
+        assert_figures_are_the_ledgers(progress, releases, ("attribute", "record"))
+
+
+def test_record_level_epsilons_hold_for_attributes_too():
+    progress, releases = Progress(5, DELTA, {}, lambda line: None), []
+    for server_round in range(1, 4):
+        rows = [row for row in attribute_rows(server_round) if row.relation == "record"]
+        releases += rows
+        progress.round(outcome(server_round, rows))
+        assert_figures_are_the_ledgers(progress, releases, ("attribute", "record"))
+        assert progress.epsilon("attribute") == progress.epsilon("record")
+
+
+def test_subsampled_epsilons_are_the_ledgers():
+    progress, releases = Progress(5, DELTA, {}, lambda line: None), []
+    for server_round in (1, 2):
+        rows = subsampled_rows(server_round, range(server_round))
+        releases += rows
+        progress.round(outcome(server_round, rows))
+    assert_figures_are_the_ledgers(progress, releases, ("attribute", "record"))
+
+
+def test_a_client_whose_noise_changes_is_not_taken_for_one_whose_noise_does_not():
+    """Equal first steps and equal numbers of steps, and the second step of one has a third of the noise."""
+    progress = Progress(5, DELTA, {}, lambda line: None)
+    releases = [
+        row
+        for client, second in ((0, 0.01), (1, 0.03))
+        for step, sigma in enumerate((0.03, second))
+        for row in StepMechanism(50, 1.0, sigma, sampling_rate=0.1).releases(client, 1, step)
+    ]
+    progress.round(outcome(1, releases))
+    assert_figures_are_the_ledgers(progress, releases, ("attribute", "record"))
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_the_trusted_servers_epsilon_is_the_ledgers(rate):
+    mechanism = CentralMechanism(1.0, 3.0, rate, 10)
+    progress, releases = Progress(5, DELTA, {}, lambda line: None), []
+    for server_round in (1, 2, 3):
+        releases.append(mechanism.release(server_round))
+        progress.round(outcome(server_round, releases[-1:]))
+    assert_figures_are_the_ledgers(progress, releases, ("client",))
+
+
+def test_releases_that_are_only_assumed_count():
+    rows = attribute_rows(1)
+    for lost in (rows[:2], rows[-2:], rows):
+        progress = Progress(5, DELTA, {}, lambda line: None)
+        came = [row for row in rows if row not in lost]
+        progress.round(outcome(1, came, assumed=tuple(lost)))
+        assert_figures_are_the_ledgers(progress, rows, ("attribute", "record"))
+
+
+def test_a_resumed_run_counts_the_rounds_before():
+    progress = Progress(5, DELTA, {}, lambda line: None)
+    progress.restore(attribute_rows(1) + attribute_rows(2))
+    progress.round(outcome(3, attribute_rows(3)))
+    releases = [row for server_round in (1, 2, 3) for row in attribute_rows(server_round)]
+    assert_figures_are_the_ledgers(progress, releases, ("attribute", "record"))
+
+
+def test_a_planned_run_ends_at_its_budget():
+    mechanism = plan_step(
+        num_records=400,
+        clip_norm=1.0,
+        calibration="attribute",
+        epsilon=2.0,
+        delta=DELTA,
+        num_releases=3,
+        attribute_clip_norm=0.1,
+    )
+    said = []
+    progress = Progress(3, DELTA, {"attribute": 2.0}, said.append)
+    for server_round in (1, 2, 3):
+        progress.round(outcome(server_round, mechanism.releases(0, server_round, 0)))
+    assert "eps(attribute) 2 of 2" in said[-1]
+    assert 2.0 * (1 - 1e-9) < progress.epsilon("attribute") <= 2.0
+
+
+def test_time_left_is_the_number_of_rounds_left_times_a_rounds_time():
+    said = []
+    progress = Progress(60, DELTA, {}, said.append)
+    left = []
+    for server_round in range(60):
+        progress.round(outcome(server_round, seconds=3.0))
+        left.append(re.search(r" s, (.+) left", said[-1]).group(1))
+    assert left[0] == "3 min"
+    assert left[20:23] == ["2 min", "117 s", "114 s"]
+    assert left[-1] == "3 s"
+
+
+def test_time_left_follows_the_last_five_rounds_and_forgets_the_first():
+    """The first round loads data and compiles."""
+    said = []
+    progress = Progress(20, DELTA, {}, said.append)
+    for server_round, seconds in enumerate([50.0, 1.0, 3.0]):
+        progress.round(outcome(server_round, seconds=seconds))
+    assert "3.00 s, 36 s left" in said[-1]
+    for server_round in range(3, 8):
+        progress.round(outcome(server_round, seconds=4.0))
+    assert "4.00 s, 52 s left" in said[-1]
+
+
+def test_the_end_of_a_run_has_nothing_left():
+    said = []
+    Progress(7, DELTA, {}, said.append).round(outcome(7))
+    assert "1.50 s, 0 s left" in said[0]
+
+
+def test_the_weakest_guarantee_is_that_of_the_worst_client():
+    ledger = Ledger(tuple(attribute_rows(1)))
+    worst = weakest_guarantee(ledger, DELTA, "record", None)
+    assert worst.epsilon == max(ledger.guarantee(client, "record", DELTA).epsilon for client in range(4))
+    mu = max(2.0 / (10 * (client + 1)) / (0.4 / (client + 2)) for client in range(4))
+    assert worst.epsilon == pytest.approx(gaussian_epsilon(mu, DELTA), rel=1e-12)
+
+
+def test_one_unprotected_client_is_the_weakest():
+    rows = [*attribute_rows(1), Release(9, 1, 0, "statistics", "client", 1.0, 1.0)]
+    assert weakest_guarantee(Ledger(tuple(rows)), DELTA, "record", None).kind == "none"
+
+
+def test_a_ledger_without_rows_has_lost_nothing():
+    guarantee = weakest_guarantee(Ledger(), DELTA, "record", None)
+    assert (guarantee.epsilon, guarantee.kind) == (0.0, "proven")
