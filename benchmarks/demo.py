@@ -127,8 +127,8 @@ def main() -> None:
     console.print(table)
     console.print(
         f"\naccuracy: mean over {len(SPLITS)} splits; first run: the one through Flower, on split 0, which took s "
-        "seconds.\nattribute: neighbours differ in the private pixels of one record; record: in one whole record. All figures "
-        "are proven, for each client's total over the run. At equal record epsilon plain noise is expected to win."
+        "seconds.\nattribute: neighbours differ in the private pixels of one record; record: in one whole record. All "
+        "figures are proven, for each client's total over the run. At equal record epsilon plain noise is expected to win."
     )
     print(f"run folder: {finished[0][0].path}")
 
