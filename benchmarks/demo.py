@@ -35,6 +35,10 @@ SHARED = (
     "private-attributes='10:18,10:18' epsilon=1.0 delta=1e-5 seed=2026"
 )
 SPLITS = range(5)
+NOTE = f"""
+accuracy: mean over {len(SPLITS)} splits of the digits; first run: the one through Flower, on split 0, which took s
+seconds. attribute: neighbours differ in the private pixels of one record; record: in one whole record. All figures are
+proven, for each client's total over the run. At equal record epsilon plain noise is expected to win."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +129,7 @@ def main() -> None:
     console = Console(width=110)
     console.print()
     console.print(table)
-    console.print(
-        f"\naccuracy: mean over {len(SPLITS)} splits; first run: the one through Flower, on split 0, which took s "
-        "seconds.\nattribute: neighbours differ in the private pixels of one record; record: in one whole record. All "
-        "figures are proven, for each client's total over the run. At equal record epsilon plain noise is expected to win."
-    )
+    console.print(NOTE)
     print(f"run folder: {finished[0][0].path}")
 
 
