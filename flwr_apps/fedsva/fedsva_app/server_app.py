@@ -133,13 +133,12 @@ def announce(config: FedSVAConfig, problem: assembly.Problem, *, seeded: bool) -
 def check_plan(config: FedSVAConfig, examples: dict[int, int]) -> None:
     """Plan every client's noise from its public number of records, and warn, by name, where delta is weak."""
     assembly.local_mechanisms(config, examples)
-    if config.privacy == "local":
-        weak = [client for client, n in examples.items() if config.delta > 1 / n]
-        if weak:
-            say(
-                f"warning: delta = {config.delta:g} is above 1/n_i for client(s) {', '.join(map(str, weak))}: such a "
-                "delta allows to publish a record outright; choose delta below 1/n_i"
-            )
+    weak = [client for client, n in examples.items() if config.delta > 1 / n]
+    if weak and config.privacy == "local":
+        say(
+            f"warning: delta = {config.delta:g} is above 1/n_i for client(s) {', '.join(map(str, weak))}: such a "
+            "delta allows to publish a record outright; choose delta below 1/n_i"
+        )
 
 
 def secret_keys(config: FedSVAConfig) -> set[str]:
