@@ -1,0 +1,179 @@
+"""Whole runs of the FedSVA app on the in-process engine, and everything that can be seen of them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import Result
+from flwr.app import Context, Message, RecordDict
+from typer.testing import CliRunner
+
+from fedveil.artifacts import NodeLedger, RunFolder
+from fedveil.cli import cli
+from fedveil.privacy import Release
+from fedveil.run import InProcessGrid, plan_run
+from fedveil.threads import set_threads
+
+_TABLE = Path(__file__).parents[1] / "datasets" / "example_table.py"
+
+Settings = Mapping[str, Any]
+
+
+@pytest.fixture(autouse=True, scope="package")
+def threads() -> Iterator[None]:
+    """The app sets the number of threads of its process, which is this one; give back what was set."""
+    before = torch.get_num_threads()
+    yield
+    set_threads(before)
+
+
+@pytest.fixture(scope="session")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CSV of 200 people at 5 sites: 160 for training, 40 for testing."""
+    path: Path = runpy.run_path(str(_TABLE))["write_example_table"](tmp_path_factory.mktemp("people"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def small(people: Path) -> dict[str, Any]:
+    """Settings of a run that takes a blink: 8 clients of 20 records each, 3 rounds."""
+    return {
+        "dataset": "csv",
+        "data-path": str(people),
+        "target": "income",
+        "client-column": "site",
+        "private-attributes": "age,job",
+        "num-clients": 8,
+        "num-server-rounds": 3,
+        "seed": 7,
+    }
+
+
+class WatchedGrid(InProcessGrid):
+    """An in-process Grid that keeps every message."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.requests: list[Message] = []
+        self.replies: list[Message] = []
+
+    def push_messages(self, messages: Any) -> Any:
+        messages = list(messages)
+        self.requests += messages
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        replies = list(super().pull_messages(message_ids))
+        self.replies += replies
+        return replies
+
+
+@dataclass
+class Run:
+    """A finished run: its folder, what it printed, and every message."""
+
+    folder: Path
+    output: str
+    requests: list[Message]
+    replies: list[Message]
+
+    @property
+    def results(self) -> tuple[bytes, bytes]:
+        """The model and the ledger, byte for byte."""
+        return (self.folder / "model.safetensors").read_bytes(), (self.folder / "ledger.parquet").read_bytes()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the ledger."""
+        rows: list[dict[str, Any]] = pq.read_table(self.folder / "ledger.parquet").to_pylist()
+        return rows
+
+    @property
+    def node_rows(self) -> list[Release]:
+        """The rows of the nodes' own ledger."""
+        return NodeLedger(self.folder / "node-ledger.sqlite").releases()
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row a round."""
+        rows: list[dict[str, Any]] = pq.read_table(self.folder / "metrics.parquet").to_pylist()
+        return rows
+
+    @property
+    def guarantees(self) -> dict[str, dict[str, Any]]:
+        """What the model's file says was guaranteed, by relation."""
+        stated = RunFolder(self.folder).load_model()[1]["guarantees"]
+        return {guarantee["relation"]: guarantee for guarantee in stated}
+
+    @property
+    def sampled(self) -> list[list[int]]:
+        """The clients that were asked to train, round by round."""
+        rounds: dict[int, list[int]] = {}
+        for message in self.requests:
+            config = message.content.config_records["config"]
+            if message.metadata.message_type == "train":
+                rounds.setdefault(config["server-round"], []).extend(config["clients"])
+        return [sorted(rounds[number]) for number in sorted(rounds)]
+
+
+@pytest.fixture
+def fedsva(small: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
+    """Run the app with these settings over the small ones, and look at what it left."""
+
+    def run(
+        settings: Settings | None = None,
+        *,
+        nodes: int = 2,
+        reverse_replies: bool = False,
+        simulated: bool = True,
+        output_dir: Path | None = None,
+    ) -> Run:
+        root = output_dir or tmp_path / "runs"
+        before = set(root.glob("*"))
+        plan = plan_run(
+            "fedsva",
+            engine="in-process",
+            overrides={**small, **(settings or {})},
+            num_nodes=nodes,
+            output_dir=str(root),
+        )
+        capsys.readouterr()
+        with plan.app.importable():
+            watched = WatchedGrid(
+                plan.app.load(plan.app.clientapp),
+                nodes,
+                run_config=plan.config,
+                reverse_replies=reverse_replies,
+            )
+            watched.in_process = simulated
+            context = Context(1, 1, {}, state=RecordDict(), run_config=dict(plan.config))
+            plan.app.load(plan.app.serverapp)(watched, context)
+        (folder,) = set(root.glob("*")) - before
+        return Run(folder, capsys.readouterr().out, watched.requests, watched.replies)
+
+    return run
+
+
+def as_options(settings: Settings) -> list[str]:
+    """Settings as a person types them."""
+    # JSON writes numbers, texts and truth values as TOML does
+    return [part for key, value in settings.items() for part in ("-c", f"{key}={json.dumps(value)}")]
+
+
+@pytest.fixture
+def fedveil_run() -> Callable[..., Result]:
+    """``fedveil run fedsva --engine in-process`` with these settings and further options."""
+
+    def run(settings: Settings | None = None, *options: str | Path) -> Result:
+        arguments = ["run", "fedsva", "--engine", "in-process", *as_options(settings or {})]
+        return CliRunner().invoke(cli, [*arguments, *map(str, options)])
+
+    return run

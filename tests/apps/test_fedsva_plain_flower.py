@@ -1,0 +1,83 @@
+"""Flower's own strategies can use FedSVA's clients, and the nodes keep their ledger all the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import FedAvg, FedMedian
+
+from fedveil.artifacts import NodeLedger
+from fedveil.config import FedSVAConfig, assembly
+from fedveil.models import build_model, evaluate, initial_arrays
+from fedveil.privacy import gaussian_mu
+from fedveil.run import InProcessGrid, plan_run
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedMedian])
+def test_a_plain_flower_strategy_trains_fedsva_clients(
+    small: dict[str, Any], tmp_path: Path, strategy: type[FedAvg]
+):
+    settings = {**small, "epsilon": 20.0}  # so little noise that the loss falls with any seed
+    plan = plan_run("fedsva", engine="in-process", overrides=settings, output_dir=str(tmp_path / "runs"))
+    config = FedSVAConfig.from_run_config(plan.config)
+    problem = assembly.load_problem(config)
+    model = build_model("softmax", problem.dataset.schema.shape, 2)
+    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    with plan.app.importable():
+        grid = InProcessGrid(plan.app.load(plan.app.clientapp), 4, run_config=plan.config, run_id=5)
+        result = strategy(fraction_evaluate=0.0).start(
+            grid=grid,
+            initial_arrays=ArrayRecord({name: Array(array) for name, array in start.items()}),
+            num_rounds=2,
+        )
+    trained = {name: array.numpy() for name, array in result.arrays.items()}
+    assert {name: (a.shape, a.dtype) for name, a in trained.items()} == {
+        name: (a.shape, a.dtype) for name, a in start.items()
+    }
+    test = problem.dataset.test
+    before, after = (
+        evaluate(model, arrays, test.features, test.labels, problem.dataset.schema.shape)
+        for arrays in (start, trained)
+    )
+    assert after.loss < before.loss
+    rows = NodeLedger(tmp_path / "runs" / "flower-5" / "node-ledger.sqlite").releases(run="flower-5")
+    assert Counter((row.client, row.round, row.relation) for row in rows) == Counter(
+        (client, number, relation)
+        for client in range(8)
+        for number in (1, 2)
+        for relation in ("attribute", "record")
+    )
+    assert not grid.rounds_without_reply
+
+
+def test_the_filter_holds_whatever_the_strategy_asks_for(small: dict[str, Any], tmp_path: Path):
+    """A server that goes on for ever gets nothing more than the budget pays for."""
+    settings = {**small, "num-server-rounds": 2}
+    plan = plan_run("fedsva", engine="in-process", overrides=settings, output_dir=str(tmp_path / "runs"))
+    config = FedSVAConfig.from_run_config(plan.config)
+    problem = assembly.load_problem(config)
+    model = build_model("softmax", problem.dataset.schema.shape, 2)
+    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    with plan.app.importable():
+        grid = InProcessGrid(plan.app.load(plan.app.clientapp), 2, run_config=plan.config)
+        FedAvg(fraction_evaluate=0.0, weighted_by_key="num-examples").start(
+            grid=grid,
+            initial_arrays=ArrayRecord({name: Array(array) for name, array in start.items()}),
+            num_rounds=2,
+        )
+        ledger = NodeLedger(tmp_path / "runs" / "flower-1" / "node-ledger.sqlite")
+        before = ledger.releases()
+        with pytest.raises(ZeroDivisionError):  # Flower's own: no reply has any weight
+            FedAvg(fraction_evaluate=0.0).start(
+                grid=grid,
+                initial_arrays=ArrayRecord({name: Array(array) for name, array in start.items()}),
+                num_rounds=5,
+            )
+    assert {row.round for row in ledger.releases()} == {1, 2}
+    assert ledger.releases() == before
+    for client in range(8):
+        assert ledger.spent("flower-1", client)["attribute"] <= gaussian_mu(1.0, 1e-5) ** 2
