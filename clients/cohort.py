@@ -155,8 +155,9 @@ class Cohort:
         ValueError
             If a client or a parameter is unknown, a client is named twice, or an update does not fit the
             fixed-point grid. Rows of what was computed until then are recorded all the same.
-        ReplayMismatch, WriteFailed
-            From the ledger; nothing may be sent then.
+        BudgetExceeded, ReplayMismatch, WriteFailed
+            From the ledger; nothing may be sent then. A budget can be passed here only by requests served at the
+            same time.
         """
         asked = tuple(int(client) for client in clients)
         self._check_clients(asked)
@@ -181,7 +182,13 @@ class Cohort:
         finally:
             # also after an error, which is the outcome of a noised step too
             if releases:
-                self._ledger.record(self.run, digests, releases, replay=self._streams.is_seeded)
+                self._ledger.record(
+                    self.run,
+                    digests,
+                    releases,
+                    replay=self._streams.is_seeded,
+                    admit=lambda client, past: self._within_budget(round, client, past.spent, past.count),
+                )
         stacked = {
             name: np.array([delta[name] for delta in updates]).reshape(-1, *np.shape(arrays[name]))
             for name in arrays
@@ -216,19 +223,29 @@ class Cohort:
 
     def _admits(self, round: int, client: int) -> bool:
         """Whether the client may take part, decided before its records are looked at."""
+        # in a run that repeats itself, a replayed round's own rows are no past
+        replayed = round if self._streams.is_seeded else None
+        return self._within_budget(
+            round,
+            client,
+            lambda: self._ledger.spent(self.run, client, except_round=replayed),
+            lambda: self._ledger.count(self.run, client, except_round=replayed),
+        )
+
+    def _within_budget(
+        self, round: int, client: int, spent: Callable[[], dict[Relation, float]], count: Callable[[], int]
+    ) -> bool:
+        """Whether a round's releases fit beside those made before."""
         mechanism = self.mechanisms[client]
         if mechanism is None:
             return True
-        # in a run that repeats itself, a replayed round's own rows are no past
-        horizon = round if self._streams.is_seeded else None
         if mechanism.sampling_rate < 1:
-            made = self._ledger.count(self.run, client, before_round=horizon)
-            return made + self._steps <= (mechanism.num_releases or 0)
+            return count() + self._steps <= (mechanism.num_releases or 0)
         rows = [row for step in range(self._steps) for row in mechanism.releases(client, round, step)]
-        spent = self._ledger.spent(self.run, client, before_round=horizon)
-        if any(math.isinf(spent.get(relation, 0.0)) for relation in self._budgets):
+        past = spent()
+        if any(math.isinf(past.get(relation, 0.0)) for relation in self._budgets):
             return False  # an earlier release has no bound under this relation
-        known = {relation: spent[relation] for relation in self._budgets if relation in spent}
+        known = {relation: past[relation] for relation in self._budgets if relation in past}
         return PrivacyFilter(self._budgets, known).admits(rows)
 
     def _update(self, round: int, client: int, arrays: Arrays) -> LocalUpdate:

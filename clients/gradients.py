@@ -35,7 +35,7 @@ def clipped_mean(
     clip_norm: float,
     *,
     denominator: float,
-    max_records: int | None = None,
+    included: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
     """Mean of the per-record gradients, each clipped to L2 norm ``clip_norm``.
 
@@ -52,8 +52,10 @@ def clipped_mean(
     denominator : float
         Public number to divide by: n, or the expected batch size under Poisson sampling. Never the realised
         size.
-    max_records : int, optional
-        Public bound on the records that may be given; needed when ``n`` is itself a random sample's size.
+    included : bool array, shape (n,), optional
+        The sample, under Poisson sampling. The gradients of all records are computed and the others weigh 0: were
+        the sample taken out, its size, which is secret, would decide the shapes and so the last bits of its
+        records' gradients, and the time that the step takes.
 
     Returns
     -------
@@ -68,10 +70,14 @@ def clipped_mean(
     C for every float64 rounding.
     """
     total = np.zeros(_size(arrays))
-    bound = max_records if max_records is not None else len(features)
-    radius = private_radius(clip_norm, num_records=bound, size=total.size)
+    radius = private_radius(clip_norm, num_records=len(features), size=total.size)
+    weights = np.ones(len(features)) if included is None else included.astype(np.float64)
+    start = 0
     for (gradients,) in _blocks(model, arrays, (features,), labels):
-        total += (_clip_factors(gradients, radius) @ gradients).numpy()
+        stop = start + len(gradients)
+        factors = _clip_factors(gradients, radius) * torch.tensor(weights[start:stop])
+        total += (factors @ gradients).numpy()
+        start = stop
     return total / denominator
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from threading import Lock
 from typing import get_args
 
 from fedveil.artifacts import ReplayMismatch
-from fedveil.privacy import Relation, Release, squared_mu
+from fedveil.privacy import BudgetExceeded, Relation, Release, squared_mu
 
 __all__ = ["MemoryLedger"]
+
+Send = tuple[int, str, tuple[Release, ...]]
 
 
 class MemoryLedger:
@@ -18,40 +22,69 @@ class MemoryLedger:
     """
 
     def __init__(self) -> None:
-        self._sends: dict[tuple[str, int], list[tuple[int, str, tuple[Release, ...]]]] = {}
+        self._sends: dict[tuple[str, int], list[Send]] = {}
+        self._lock = Lock()
 
     def record(
-        self, run: str, digests: Mapping[int, str], releases: Iterable[Release], *, replay: bool
+        self,
+        run: str,
+        digests: Mapping[int, str],
+        releases: Iterable[Release],
+        *,
+        replay: bool,
+        admit: Callable[[int, MemoryPast], bool] | None = None,
     ) -> None:
         """Add the rows of one round's messages, as :meth:`fedveil.artifacts.NodeLedger.record` does."""
         rows: dict[int, list[Release]] = {}
         for release in releases:
             rows.setdefault(release.client, []).append(release)
         sends = {client: (own[0].round, digests[client], tuple(own)) for client, own in rows.items()}
-        for client, send in sends.items():
-            before = [other for other in self._sends.get((run, client), []) if other[0] == send[0]]
-            if replay and before and send not in before:
-                raise ReplayMismatch(
-                    f"client {client} sent something else before in round {send[0]} of run {run!r}, and a seeded "
-                    "run must repeat itself to the bit: restore its settings, or start a new run."
-                )
-        for client, send in sends.items():
-            known = self._sends.setdefault((run, client), [])
-            if not (replay and send in known):
-                known.append(send)
+        new: list[tuple[int, Send]] = []
+        with self._lock:
+            for client, send in sends.items():
+                before = [other for other in self._sends.get((run, client), []) if other[0] == send[0]]
+                if replay and send in before:
+                    continue
+                if replay and before:
+                    raise ReplayMismatch(
+                        f"client {client} sent something else before in round {send[0]} of run {run!r}, and a seeded "
+                        "run must repeat itself to the bit: restore its settings, or start a new run."
+                    )
+                past = MemoryPast(self._rows(run, client, send[0] if replay else None))
+                if admit is not None and not admit(client, past):
+                    raise BudgetExceeded(
+                        f"client {client} has spent its budget on another request in the meantime: its update for "
+                        f"round {send[0]} of run {run!r} does not leave."
+                    )
+                new.append((client, send))
+            for client, send in new:
+                self._sends.setdefault((run, client), []).append(send)
 
-    def spent(self, run: str, client: int, *, before_round: int | None = None) -> dict[Relation, float]:
+    def spent(self, run: str, client: int, *, except_round: int | None = None) -> dict[Relation, float]:
         """Sum of mu^2 over a client's releases under each relation, rounded up; infinite where unbounded."""
-        rows = list(self._rows(run, client, before_round))
-        relations: tuple[Relation, ...] = get_args(Relation)
-        return {relation: squared_mu(rows, relation) for relation in relations} if rows else {}
+        return MemoryPast(self._rows(run, client, except_round)).spent()
 
-    def count(self, run: str, client: int, *, before_round: int | None = None) -> int:
+    def count(self, run: str, client: int, *, except_round: int | None = None) -> int:
         """Number of a client's releases, every attempt counted; the rows of one under two relations are one."""
-        relations = [row.relation for row in self._rows(run, client, before_round)]
-        return max((relations.count(relation) for relation in set(relations)), default=0)
+        return MemoryPast(self._rows(run, client, except_round)).count()
 
-    def _rows(self, run: str, client: int, before_round: int | None) -> Iterator[Release]:
-        for round, _, rows in self._sends.get((run, client), []):
-            if before_round is None or round < before_round:
-                yield from rows
+    def _rows(self, run: str, client: int, except_round: int | None) -> tuple[Release, ...]:
+        sends = self._sends.get((run, client), [])
+        return tuple(row for round, _, rows in sends if round != except_round for row in rows)
+
+
+@dataclass(frozen=True)
+class MemoryPast:
+    """What one client has released; see :class:`fedveil.artifacts.Past`."""
+
+    rows: tuple[Release, ...]
+
+    def spent(self) -> dict[Relation, float]:
+        """Sums of mu^2."""
+        relations: tuple[Relation, ...] = get_args(Relation)
+        return {relation: squared_mu(self.rows, relation) for relation in relations} if self.rows else {}
+
+    def count(self) -> int:
+        """Number of releases."""
+        relations = [row.relation for row in self.rows]
+        return max((relations.count(relation) for relation in set(relations)), default=0)

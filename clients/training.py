@@ -191,9 +191,9 @@ def _mean(
             mechanism.attribute_clip_norm,
             denominator=mechanism.denominator,
         )
+    included = None
     if batches is not None and mechanism.sampling_rate < 1:
-        chosen = batches.uniform(len(data)) < mechanism.sampling_rate
-        features, labels = features[chosen], labels[chosen]
+        included = batches.uniform(len(data)) < mechanism.sampling_rate
     return clipped_mean(
         model,
         arrays,
@@ -201,7 +201,7 @@ def _mean(
         labels,
         mechanism.clip_norm,
         denominator=mechanism.denominator,
-        max_records=len(data),
+        included=included,
     )
 
 

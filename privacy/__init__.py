@@ -4,7 +4,7 @@ from fedveil.privacy.calibration import Calibration, NoiseCalibration, calibrate
 from fedveil.privacy.domain import WeakDelta
 from fedveil.privacy.filter import BudgetExceeded, PrivacyFilter, squared_mu
 from fedveil.privacy.gaussian import compose_mu, gaussian_delta, gaussian_epsilon, gaussian_mu
-from fedveil.privacy.ledger import Guarantee, Ledger
+from fedveil.privacy.ledger import Guarantee, Ledger, rounded_up
 from fedveil.privacy.mechanism import StepCalibration, StepMechanism, budgets, plan_step
 from fedveil.privacy.release import RELATIONS, Chosen, Relation, Release, rows_under
 from fedveil.privacy.subsampled import composed_epsilon, subsampled_epsilon, subsampled_noise_multiplier
@@ -32,6 +32,7 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_mu",
     "plan_step",
+    "rounded_up",
     "rows_under",
     "squared_mu",
     "subsampled_epsilon",

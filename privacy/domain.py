@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import math
 import reprlib
+import sys
 import warnings
 from numbers import Integral, Real
 
@@ -46,10 +47,10 @@ def non_negative(name: str, value: object) -> float:
 
 
 def probability(name: str, value: object) -> float:
-    """Return `value` as a float strictly between 0 and 1."""
-    allowed = "a number strictly between 0 and 1"
+    """Return `value` as a float strictly between 0 and 1; below the smallest normal float nothing is exact."""
+    allowed = f"a number strictly between 0 and 1 (and at least {sys.float_info.min:.3g})"
     number = finite(name, value, allowed=allowed)
-    if not 0 < number < 1:
+    if not sys.float_info.min <= number < 1:
         raise ValueError(f"{name} = {reprlib.repr(value)} is not allowed: give {allowed}.")
     return number
 

@@ -26,6 +26,7 @@ from fedveil.privacy.zcdp import zcdp_epsilon, zcdp_rho
 _RELATIVE_ERROR = 2e-12
 _SMALL_MU = 0.1
 _SMALLEST_MU = 1e-150  # squares of smaller ones vanish; rounded up to it, the private side
+_LARGEST_MU = 1e12
 _UNDERFLOW = 30.0  # beyond this p, delta < exp(-p^2)/2 is below the smallest float
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
@@ -84,6 +85,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     if not math.isfinite(mu * mu):
         return math.inf
+    if mu > _LARGEST_MU:  # neighbours are told apart with certainty: the bound is as good as the root
+        return zcdp_epsilon(mu * mu / 2, delta)
     # The zCDP bound has p^2 = ln(1/delta), where delta(epsilon; mu) is at most half the target.
     ceiling = zcdp_epsilon(mu * mu / 2, delta)
     return _private_root(lambda epsilon: _log_delta(epsilon, mu, 1) - target, 0.0, ceiling)

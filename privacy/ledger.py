@@ -49,11 +49,16 @@ class Guarantee:
         under = f"under the {self.relation} relation"
         if self.kind == "none":
             return f"no proven guarantee {under}: {self.composition}"
-        shown = Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(self.epsilon)
-        line = f"epsilon {float(shown):g} at delta {self.delta:g} {under}"
+        line = f"epsilon {rounded_up(self.epsilon)} at delta {self.delta!r} {under}"
         if self.kind == "nominal":
             return f"no proven guarantee; nominal by the publication: {line} ({self.composition})"
         return f"{line}, proven ({self.composition})"
+
+
+def rounded_up(epsilon: float) -> str:
+    """Epsilon for people: four digits, never below the value."""
+    shown = Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon)
+    return f"{float(shown):g}"
 
 
 @dataclass(frozen=True)

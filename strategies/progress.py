@@ -15,6 +15,7 @@ from fedveil.privacy import (
     compose_mu,
     composed_epsilon,
     gaussian_epsilon,
+    rounded_up,
 )
 from fedveil.strategies.private_averaging import RoundOutcome
 
@@ -35,7 +36,9 @@ class Progress:
     num_rounds : int
     delta : float
     budgets : mapping of Relation to float
-        Total epsilon allowed, where there is one.
+        Total epsilon allowed, where there is one; enforced by the clients' own filters or a fixed schedule.
+    hides_sample : bool
+        The guarantee rests on nobody knowing how many clients were sampled, which the seconds of a round tell.
     say : callable
         Prints one line.
     """
@@ -43,6 +46,7 @@ class Progress:
     num_rounds: int
     delta: float
     budgets: Mapping[Relation, float]
+    hides_sample: bool = False
     say: Callable[[str], None] = print
     _spent: dict[tuple[int, Relation], list[Release]] = field(
         default_factory=lambda: defaultdict(list), init=False
@@ -55,7 +59,14 @@ class Progress:
             self._spent[release.client, release.relation].append(release)
 
     def epsilon(self, relation: Relation) -> float | None:
-        """Largest epsilon spent by a client under one relation; None when nothing was released under it."""
+        """Largest epsilon spent by a client under one relation; None when nothing was released under it.
+
+        Never above the budget: rows that were assumed for lost replies can pass it, and the client cannot.
+        """
+        spent = self._composed(relation)
+        return None if spent is None else min(spent, self.budgets.get(relation, math.inf))
+
+    def _composed(self, relation: Relation) -> float | None:
         known = {key for _, key in self._spent}
         if relation == "attribute" and relation not in known:
             relation = "record"  # attribute neighbours are record neighbours
@@ -80,7 +91,7 @@ class Progress:
         row: dict[str, float] = {
             "round": outcome.server_round,
             **outcome.evaluation,
-            "seconds": outcome.seconds,
+            "seconds": math.nan if self.hides_sample else outcome.seconds,
             "sigma-min": min(sigmas, default=math.nan),
             "sigma-max": max(sigmas, default=math.nan),
             **{
@@ -93,14 +104,15 @@ class Progress:
         left = self._seconds_left(outcome.server_round)
         parts = [f"round {outcome.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}"]
         parts += [f"{key} {value:.4f}" for key, value in outcome.evaluation.items()]
-        parts.append(f"{outcome.seconds:.2f} s, {left} left")
+        if not self.hides_sample:
+            parts.append(f"{outcome.seconds:.2f} s, {left} left")
         if sigmas:
             low, high = f"{min(sigmas):.4g}", f"{max(sigmas):.4g}"
             parts.append(f"sigma {low}" if low == high else f"sigma {low} to {high}")
         for relation, value in epsilons.items():
             if value is not None:
                 budget = f" of {self.budgets[relation]:g}" if relation in self.budgets else ""
-                parts.append(f"eps({relation}) {value:.4g}{budget}")
+                parts.append(f"eps({relation}) {rounded_up(value)}{budget}")
         parts.append(f"out of budget {len(outcome.out_of_budget)}")
         if outcome.failures:
             parts.append(f"failed replies {len(outcome.failures)}")
@@ -114,10 +126,21 @@ class Progress:
 
 
 def weakest_guarantee(ledger: Ledger, delta: float, relation: Relation, budget_mu: float | None) -> Guarantee:
-    """What the ledger guarantees its worst-off client under one relation; see :meth:`Ledger.guarantee`."""
+    """What a run guarantees its worst-off client under one relation.
+
+    That is what its ledger rows compose to (see :meth:`Ledger.guarantee`), or the budget of the client's own filter
+    where rows that were assumed for lost replies would pass it.
+    """
     clients = ledger.clients or (-1,)  # nothing was released: nothing is lost
     guarantees = [ledger.guarantee(client, relation, delta, budget_mu) for client in clients]
-    return max(guarantees, key=lambda guarantee: guarantee.epsilon)
+    weakest = max(guarantees, key=lambda guarantee: guarantee.epsilon)
+    if budget_mu is None or weakest.kind != "proven":
+        return weakest
+    budget = gaussian_epsilon(budget_mu, delta)
+    if weakest.epsilon <= budget:
+        return weakest
+    words = f"budget mu {budget_mu:.4g} of each client's own filter; rows assumed for lost replies pass it"
+    return Guarantee(budget, delta, relation, "proven", words)
 
 
 def _schedule(spent: list[Release]) -> tuple[tuple[float, float, int], ...]:

@@ -11,7 +11,7 @@ from fedveil.artifacts.ledger_table import (
     table_bytes,
     table_from_bytes,
 )
-from fedveil.artifacts.node_ledger import NodeLedger, ReplayMismatch
+from fedveil.artifacts.node_ledger import NodeLedger, Past, ReplayMismatch
 from fedveil.artifacts.run_folder import RunFolder, RunFolderError
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "ConfigMismatch",
     "DamagedFile",
     "NodeLedger",
+    "Past",
     "ReplayMismatch",
     "RunFolder",
     "RunFolderError",

@@ -6,8 +6,9 @@ import math
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Any
 from fedveil.artifacts.arrays_file import DamagedFile
 from fedveil.artifacts.atomic import sync_folder, write_failures_named
 from fedveil.artifacts.sqlite_file import connected, transaction
-from fedveil.privacy import Relation, Release, squared_mu
+from fedveil.privacy import BudgetExceeded, Relation, Release, squared_mu
 
-__all__ = ["NodeLedger", "ReplayMismatch"]
+__all__ = ["NodeLedger", "Past", "ReplayMismatch"]
 
 _VERSION = 1
 _TABLES = (
@@ -41,6 +42,38 @@ _RELEASE = f"client, round, step, name, {_TERMS}"
 
 class ReplayMismatch(ValueError):
     """A seeded run, which repeats itself to the bit, sends something else than before for the same round."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What one client has released in one run, as one transaction sees it; a round may be left out."""
+
+    database: sqlite3.Connection
+    run: str
+    client: int
+    except_round: int | None
+
+    def spent(self) -> dict[Relation, float]:
+        """Sums of mu^2; see :meth:`NodeLedger.spent`."""
+        query = f"""SELECT round, attempt, step, name, {_TERMS} FROM releases
+                    WHERE run = ?1 AND client = ?2 AND (?3 IS NULL OR round <> ?3)
+                    ORDER BY round, attempt, step, name, relation"""
+        rows = self.database.execute(query, self._key).fetchall()
+        # most releases of a client are alike: the exact arithmetic is done once for each kind
+        kinds = Counter(
+            tuple(row[4:] for row in event) for _, event in groupby(rows, key=lambda row: row[:4])
+        )
+        return _total(kinds)
+
+    def count(self) -> int:
+        """Number of releases; see :meth:`NodeLedger.count`."""
+        query = """SELECT COUNT(*) FROM (SELECT DISTINCT round, attempt, step, name FROM releases
+                   WHERE run = ?1 AND client = ?2 AND (?3 IS NULL OR round <> ?3))"""
+        return int(self.database.execute(query, self._key).fetchone()[0])
+
+    @property
+    def _key(self) -> tuple[str, int, int | None]:
+        return self.run, int(self.client), self.except_round
 
 
 class NodeLedger:
@@ -82,7 +115,13 @@ class NodeLedger:
                 )
 
     def record(
-        self, run: str, digests: Mapping[int, str], releases: Iterable[Release], *, replay: bool
+        self,
+        run: str,
+        digests: Mapping[int, str],
+        releases: Iterable[Release],
+        *,
+        replay: bool,
+        admit: Callable[[int, Past], bool] | None = None,
     ) -> None:
         """Add the rows of one round's messages; they are on disk when this returns, all of them or none.
 
@@ -98,12 +137,17 @@ class NodeLedger:
             True for a seeded run, which repeats itself to the bit: a message that was recorded before with
             the same digest is the same release and counts once. False where noise is fresh each time: a
             second message for a round counts again.
+        admit : callable, optional
+            ``admit(client, past)`` says whether a client's new rows stay within its budget. It is asked inside the
+            transaction that adds them, so that requests served at the same time cannot each take the last of it.
 
         Raises
         ------
         ReplayMismatch
             If ``replay`` and a client's round was recorded with another digest or other rows; nothing is
             added.
+        BudgetExceeded
+            If ``admit`` says no; nothing is added, and the messages must not leave.
         ValueError
             If a client has no digest, rows of several rounds, or the same row twice.
         WriteFailed
@@ -119,6 +163,12 @@ class NodeLedger:
             for client, round, digest, rows in messages:
                 attempts = _attempts(database, run, client, round)
                 if not (replay and attempts):
+                    past = Past(database, run, client, round if replay else None)
+                    if admit is not None and not admit(client, past):
+                        raise BudgetExceeded(
+                            f"client {client} has spent its budget on another request in the meantime: its update for "
+                            f"round {round} of run {run!r} does not leave."
+                        )
                     _insert(database, (run, client, round, len(attempts)), digest, rows)
                 elif (digest, set(rows)) not in attempts:
                     raise ReplayMismatch(
@@ -127,8 +177,8 @@ class NodeLedger:
                         "versions, or start a new run."
                     )
 
-    def spent(self, run: str, client: int, *, before_round: int | None = None) -> dict[Relation, float]:
-        """Sum mu^2 over a client's releases, for each relation that has any.
+    def spent(self, run: str, client: int, *, except_round: int | None = None) -> dict[Relation, float]:
+        """Sum mu^2 over a client's releases, for each relation that they bound; rounded up.
 
         Parameters
         ----------
@@ -136,15 +186,14 @@ class NodeLedger:
             Name of the run.
         client : int
             The client.
-        before_round : int, optional
-            Count only rounds before this one: in a seeded run that replays a round, its own rows are no past.
+        except_round : int, optional
+            Leave this round out: in a seeded run that replays a round, its own rows are no past.
 
         Returns
         -------
         dict of Relation to float
-            What a privacy filter has to count, rounded up: every attempt, whether its message arrived or not.
-            A record row counts under the attribute relation too. Infinite where some release has no row that
-            bounds it.
+            What a privacy filter has to count: every attempt, whether its message arrived or not. With any
+            record or attribute rows both relations are there; infinite where some release bounds nothing.
 
         Raises
         ------
@@ -152,23 +201,13 @@ class NodeLedger:
             If records were sampled for a release: no filter is valid then, and :meth:`count` watches the
             schedule.
         """
-        query = f"""SELECT round, attempt, step, name, {_TERMS} FROM releases
-                    WHERE run = ? AND client = ? AND round < ?
-                    ORDER BY round, attempt, step, name, relation"""
         with connected(self.path) as database:
-            rows = database.execute(query, (run, int(client), _bound(before_round))).fetchall()
-        # most releases of a client are alike: the exact arithmetic is done once for each kind
-        kinds = Counter(
-            tuple(row[4:] for row in event) for _, event in groupby(rows, key=lambda row: row[:4])
-        )
-        return _total(kinds)
+            return Past(database, run, client, except_round).spent()
 
-    def count(self, run: str, client: int, *, before_round: int | None = None) -> int:
+    def count(self, run: str, client: int, *, except_round: int | None = None) -> int:
         """Count a client's releases, every attempt; the rows of one release under two relations are one."""
-        query = """SELECT COUNT(*) FROM (SELECT DISTINCT round, attempt, step, name FROM releases
-                   WHERE run = ? AND client = ? AND round < ?)"""
         with connected(self.path) as database:
-            return int(database.execute(query, (run, int(client), _bound(before_round))).fetchone()[0])
+            return Past(database, run, client, except_round).count()
 
     def releases(self, run: str | None = None, client: int | None = None) -> list[Release]:
         """Return the rows of one run or all runs, one client or all clients, by run, client and round."""
@@ -253,7 +292,3 @@ def _total(kinds: Mapping[tuple[tuple[Any, ...], ...], int]) -> dict[Relation, f
 def _up(value: Fraction | int) -> float:
     nearest = float(value)
     return nearest if nearest >= value else math.nextafter(nearest, math.inf)
-
-
-def _bound(before_round: int | None) -> int:
-    return 2**63 - 1 if before_round is None else int(before_round)

@@ -131,10 +131,10 @@ class FedSVAConfig(BaseModel):
         1e-5, "total of a client over the run", "Failure probability of the guarantee.", gt=0, lt=1
     )
     clip_norm: float = _setting(
-        1.0, "L2 norm", "Clip of a record's gradient (C); of a client's update (central).", gt=0
+        1.0, "L2 norm", "Clip of a record's gradient (C); of a client's update (central).", ge=1e-30, le=1e30
     )
     attribute_clip_norm: float = _setting(
-        0.2, "L2 norm", "Clip of what the private attributes add to a gradient (C_p).", gt=0
+        0.2, "L2 norm", "Clip of what the private attributes add to a gradient (C_p).", ge=1e-30, le=1e30
     )
     clip_without_noise: bool = _setting(
         False,

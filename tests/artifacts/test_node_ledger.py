@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.artifacts import DamagedFile, NodeLedger, ReplayMismatch, WriteFailed
+from fedveil.artifacts import DamagedFile, NodeLedger, Past, ReplayMismatch, WriteFailed
 from fedveil.artifacts.node_ledger import _insert
 from fedveil.artifacts.sqlite_file import connected, transaction
-from fedveil.privacy import PrivacyFilter, Release, squared_mu
+from fedveil.privacy import BudgetExceeded, PrivacyFilter, Release, squared_mu
 
 
 def row(client: int, round: int, step: int = 0, relation: str = "record", sigma: float = 0.7) -> Release:
@@ -87,11 +87,12 @@ def test_rounds_clients_and_runs_are_counted_apart(ledger: NodeLedger) -> None:
         for round in (1, 2, 3):
             ledger.record(run, {3: "a", 4: "b"}, [row(3, round), row(4, round)], replay=True)
     assert ledger.count("one", 3) == 3
-    assert ledger.count("one", 3, before_round=3) == 2
+    assert ledger.count("one", 3, except_round=3) == 2
     assert ledger.count("one", 5) == 0
     assert ledger.spent("one", 5) == {}
-    assert ledger.spent("one", 3, before_round=1) == {}
-    assert ledger.spent("one", 3, before_round=2)["record"] == pytest.approx((0.1 / 0.7) ** 2, rel=1e-15)
+    # a later round is no less spent than an earlier one, whatever order they were asked for in
+    assert ledger.spent("one", 3, except_round=1)["record"] == pytest.approx(2 * (0.1 / 0.7) ** 2, rel=1e-15)
+    assert ledger.spent("one", 3, except_round=9)["record"] == pytest.approx(3 * (0.1 / 0.7) ** 2, rel=1e-15)
     assert len(ledger.releases()) == 12
     assert len(ledger.releases("one")) == 6
     assert ledger.releases("two", 4) == [row(4, 1), row(4, 2), row(4, 3)]
@@ -266,3 +267,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(WriteFailed, match=r"file/ledger.sqlite could not be written"):
         NodeLedger(tmp_path / "file" / "ledger.sqlite")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_is_not_admitted_inside_the_transaction_adds_nothing(ledger: NodeLedger) -> None:
+    asked = []
+
+    def admit(client: int, past: Past) -> bool:
+        asked.append((client, past.count()))
+        return client != 4
+
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=False)
+    with pytest.raises(BudgetExceeded, match="client 4"):
+        ledger.record("run", {3: "b", 4: "c"}, [row(3, 2), row(4, 2)], replay=False, admit=admit)
+    assert asked == [(3, 1), (4, 0)]
+    assert ledger.count("run", 3) == 1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedveil.artifacts import NodeLedger, ReplayMismatch
 from fedveil.clients import ClientData, Cohort, CohortResult, local_update
 from fedveil.models import build_model, initial_arrays
-from fedveil.privacy import StepMechanism, budgets, plan_step
+from fedveil.privacy import BudgetExceeded, StepMechanism, budgets, plan_step
 from fedveil.streams import Streams
 from fedveil.wire import to_fixed
 
@@ -335,3 +335,27 @@ def test_one_diverging_update_does_not_take_the_others_with_it_where_the_server_
         assert np.array_equal(first[:2], second[:2])
         assert np.all(np.isfinite(first))
         assert np.all(np.isfinite(second))
+
+
+@pytest.mark.parametrize("streams", [STREAMS, Streams.system()])
+def test_rounds_asked_for_in_falling_order_spend_the_budget_like_any_others(streams: Streams) -> None:
+    node = cohort([0], streams=streams)
+    assert [node.train(round, ARRAYS, [0]).took_part for round in (9, 7, 5, 3, 1)] == [(0,)] * 3 + [()] * 2
+
+
+def test_requests_served_at_the_same_time_cannot_each_take_the_last_of_a_budget(tmp_path: Path) -> None:
+    """Each cohort admits the client before the other has recorded its round; only one of them may send."""
+    path = tmp_path / "node.sqlite"
+    first, second = (cohort([0], streams=Streams.system(), ledger=NodeLedger(path)) for _ in range(2))
+    for round in (1, 2):
+        first.train(round, ARRAYS, [0])
+    second_round = second._update
+
+    def interrupted(*arguments: Any) -> Any:
+        assert first.train(3, ARRAYS, [0]).took_part == (0,)
+        return second_round(*arguments)
+
+    second._update = interrupted  # type: ignore[method-assign]
+    with pytest.raises(BudgetExceeded, match="client 0"):
+        second.train(4, ARRAYS, [0])
+    assert NodeLedger(path).count(first.run, 0) == 3 * STEPS

@@ -292,6 +292,26 @@ def test_no_records_give_a_zero_mean() -> None:
         np.zeros(0, np.int64),
         1.0,
         denominator=2.5,
-        max_records=9,
     )
     np.testing.assert_array_equal(empty, np.zeros(15))
+
+
+def test_who_else_is_in_the_sample_changes_no_bit_of_a_record_s_gradient() -> None:
+    """Under Poisson sampling the batch's size is secret: shapes must not depend on it."""
+    rng = np.random.default_rng(5)
+    model = build_model("mlp", (12,), 3)
+    arrays = arrays_of(model, rng)
+    features = rng.random((40, 12), dtype=np.float32)
+    labels = rng.integers(0, 3, 40)
+    only = np.zeros(40, np.bool_)
+    only[7] = True
+    alone = clipped_mean(model, arrays, features, labels, 1.0, denominator=12.0, included=only)
+    for other in range(40):
+        if other != 7:
+            pair = only.copy()
+            pair[other] = True
+            both = clipped_mean(model, arrays, features, labels, 1.0, denominator=12.0, included=pair)
+            single = pair.copy()
+            single[7] = False
+            rest = clipped_mean(model, arrays, features, labels, 1.0, denominator=12.0, included=single)
+            np.testing.assert_allclose(both, alone + rest, rtol=0, atol=1e-16)

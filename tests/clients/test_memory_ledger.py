@@ -32,14 +32,14 @@ def test_it_counts_what_the_ledger_on_disk_counts(kind: str, replay: bool, tmp_p
             ledger.record("run", {1: f"a{round}", 2: f"b{round}"}, both, replay=replay)
     for run, client in (("run", 1), ("run", 2), ("run", 3), ("other", 1)):
         for before in (None, 1, 2, 3):
-            memory, disk = (ledger.count(run, client, before_round=before) for ledger in ledgers)
+            memory, disk = (ledger.count(run, client, except_round=before) for ledger in ledgers)
             assert memory == disk
             if kind != "sampled":
-                spent, on_disk = (ledger.spent(run, client, before_round=before) for ledger in ledgers)
+                spent, on_disk = (ledger.spent(run, client, except_round=before) for ledger in ledgers)
                 assert {relation: spent[relation] for relation in on_disk} == on_disk
             elif memory:
                 with pytest.raises(ValueError, match="subsampled"):
-                    ledgers[0].spent(run, client, before_round=before)
+                    ledgers[0].spent(run, client, except_round=before)
 
 
 def test_a_seeded_round_sent_again_with_another_digest_is_refused_and_adds_nothing() -> None:

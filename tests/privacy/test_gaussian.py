@@ -139,3 +139,10 @@ def test_a_composition_is_rounded_up_and_exact_where_it_can_be():
 def test_the_smallest_floats_are_finite_and_on_the_private_side():
     assert gaussian_epsilon(5e-324, 1e-5) == 0.0
     assert 0 < gaussian_epsilon(5e-324, 1e-300) < 1e-140
+
+
+@pytest.mark.parametrize("mu", [1e11, 1e13, 1e29, 1e31, 1e70, 1e99, 1e153])
+def test_the_largest_mu_have_a_finite_epsilon_that_no_rounding_brings_below_the_truth(mu):
+    # at such mu epsilon is mu^2/2 to the last digit, from above
+    epsilon = gaussian_epsilon(mu, 1e-5)
+    assert mu * mu / 2 <= epsilon <= mu * mu / 2 * (1 + 1e-9)

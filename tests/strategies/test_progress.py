@@ -8,10 +8,24 @@ import re
 import numpy as np
 import pytest
 
-from fedveil.privacy import Ledger, Release, StepMechanism, gaussian_epsilon, plan_step
+from fedveil.privacy import (
+    Ledger,
+    Release,
+    StepMechanism,
+    compose_mu,
+    gaussian_epsilon,
+    gaussian_mu,
+    plan_step,
+)
 from fedveil.strategies import CentralMechanism, Progress, RoundOutcome, weakest_guarantee
 
 DELTA = 1e-5
+
+
+def up(value: float) -> str:
+    """Four digits, rounded up: a printed epsilon is never below the truth."""
+    digits = 3 - math.floor(math.log10(value))
+    return f"{math.ceil(value * 10**digits) / 10**digits:g}"
 
 
 def outcome(server_round: int, releases=(), **values) -> RoundOutcome:
@@ -58,7 +72,7 @@ def assert_figures_are_the_ledgers(progress: Progress, releases: list[Release], 
 
 def test_the_line_says_everything_a_person_asks():
     said = []
-    progress = Progress(12, DELTA, {"attribute": 2.0}, said.append)
+    progress = Progress(12, DELTA, {"attribute": 2.0}, say=said.append)
     progress.round(outcome(0, seconds=9.0))
     rows = attribute_rows(1)
     row = progress.round(outcome(1, rows, out_of_budget=(2,), failures=("the reply for clients 4: late",)))
@@ -69,7 +83,7 @@ def test_the_line_says_everything_a_person_asks():
     assert said[0] == "round  0/12 · accuracy 0.7654 · loss 1.2500 · 9.00 s, 108 s left · out of budget 0"
     assert said[1] == (
         "round  1/12 · accuracy 0.7654 · loss 1.2500 · 1.50 s, 58 s left · sigma 0.08 to 0.2 · "
-        f"eps(attribute) {epsilon['attribute']:.4g} of 2 · eps(record) {epsilon['record']:.4g} · "
+        f"eps(attribute) {up(epsilon['attribute'])} of 2 · eps(record) {up(epsilon['record'])} · "
         "out of budget 1 · failed replies 1"
     )
     assert row == {
@@ -89,13 +103,13 @@ def test_the_line_says_everything_a_person_asks():
 
 def test_one_noise_is_printed_once():
     said = []
-    Progress(3, DELTA, {}, said.append).round(outcome(1, attribute_rows(1, [1])))
+    Progress(3, DELTA, {}, say=said.append).round(outcome(1, attribute_rows(1, [1])))
     assert " · sigma 0.1333 · " in said[0]
 
 
 def test_a_run_without_noise_prints_no_noise_and_no_epsilon():
     said = []
-    row = Progress(3, DELTA, {}, said.append).round(outcome(2))
+    row = Progress(3, DELTA, {}, say=said.append).round(outcome(2))
     assert "sigma" not in said[0]
     assert "eps" not in said[0]
     assert math.isnan(row["sigma-min"])
@@ -103,7 +117,7 @@ def test_a_run_without_noise_prints_no_noise_and_no_epsilon():
 
 
 def test_attribute_level_epsilons_are_the_ledgers():
-    progress, releases = Progress(5, DELTA, {}, lambda line: None), []
+    progress, releases = Progress(5, DELTA, {}, say=lambda line: None), []
     for server_round in range(1, 6):
         rows = attribute_rows(server_round, range(server_round % 3, 4))
         releases += rows
@@ -112,7 +126,7 @@ def test_attribute_level_epsilons_are_the_ledgers():
 
 
 def test_record_level_epsilons_hold_for_attributes_too():
-    progress, releases = Progress(5, DELTA, {}, lambda line: None), []
+    progress, releases = Progress(5, DELTA, {}, say=lambda line: None), []
     for server_round in range(1, 4):
         rows = [row for row in attribute_rows(server_round) if row.relation == "record"]
         releases += rows
@@ -122,7 +136,7 @@ def test_record_level_epsilons_hold_for_attributes_too():
 
 
 def test_subsampled_epsilons_are_the_ledgers():
-    progress, releases = Progress(5, DELTA, {}, lambda line: None), []
+    progress, releases = Progress(5, DELTA, {}, say=lambda line: None), []
     for server_round in (1, 2):
         rows = subsampled_rows(server_round, range(server_round))
         releases += rows
@@ -132,7 +146,7 @@ def test_subsampled_epsilons_are_the_ledgers():
 
 def test_a_client_whose_noise_changes_is_not_taken_for_one_whose_noise_does_not():
     """Equal first steps and equal numbers of steps, and the second step of one has a third of the noise."""
-    progress = Progress(5, DELTA, {}, lambda line: None)
+    progress = Progress(5, DELTA, {}, say=lambda line: None)
     releases = [
         row
         for client, second in ((0, 0.01), (1, 0.03))
@@ -146,7 +160,7 @@ def test_a_client_whose_noise_changes_is_not_taken_for_one_whose_noise_does_not(
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_the_trusted_servers_epsilon_is_the_ledgers(rate):
     mechanism = CentralMechanism(1.0, 3.0, rate, 10)
-    progress, releases = Progress(5, DELTA, {}, lambda line: None), []
+    progress, releases = Progress(5, DELTA, {}, say=lambda line: None), []
     for server_round in (1, 2, 3):
         releases.append(mechanism.release(server_round))
         progress.round(outcome(server_round, releases[-1:]))
@@ -156,14 +170,14 @@ def test_the_trusted_servers_epsilon_is_the_ledgers(rate):
 def test_releases_that_are_only_assumed_count():
     rows = attribute_rows(1)
     for lost in (rows[:2], rows[-2:], rows):
-        progress = Progress(5, DELTA, {}, lambda line: None)
+        progress = Progress(5, DELTA, {}, say=lambda line: None)
         came = [row for row in rows if row not in lost]
         progress.round(outcome(1, came, assumed=tuple(lost)))
         assert_figures_are_the_ledgers(progress, rows, ("attribute", "record"))
 
 
 def test_a_resumed_run_counts_the_rounds_before():
-    progress = Progress(5, DELTA, {}, lambda line: None)
+    progress = Progress(5, DELTA, {}, say=lambda line: None)
     progress.restore(attribute_rows(1) + attribute_rows(2))
     progress.round(outcome(3, attribute_rows(3)))
     releases = [row for server_round in (1, 2, 3) for row in attribute_rows(server_round)]
@@ -181,7 +195,7 @@ def test_a_planned_run_ends_at_its_budget():
         attribute_clip_norm=0.1,
     )
     said = []
-    progress = Progress(3, DELTA, {"attribute": 2.0}, said.append)
+    progress = Progress(3, DELTA, {"attribute": 2.0}, say=said.append)
     for server_round in (1, 2, 3):
         progress.round(outcome(server_round, mechanism.releases(0, server_round, 0)))
     assert "eps(attribute) 2 of 2" in said[-1]
@@ -190,7 +204,7 @@ def test_a_planned_run_ends_at_its_budget():
 
 def test_time_left_is_the_number_of_rounds_left_times_a_rounds_time():
     said = []
-    progress = Progress(60, DELTA, {}, said.append)
+    progress = Progress(60, DELTA, {}, say=said.append)
     left = []
     for server_round in range(60):
         progress.round(outcome(server_round, seconds=3.0))
@@ -203,7 +217,7 @@ def test_time_left_is_the_number_of_rounds_left_times_a_rounds_time():
 def test_time_left_follows_the_last_five_rounds_and_forgets_the_first():
     """The first round loads data and compiles."""
     said = []
-    progress = Progress(20, DELTA, {}, said.append)
+    progress = Progress(20, DELTA, {}, say=said.append)
     for server_round, seconds in enumerate([50.0, 1.0, 3.0]):
         progress.round(outcome(server_round, seconds=seconds))
     assert "3.00 s, 36 s left" in said[-1]
@@ -214,7 +228,7 @@ def test_time_left_follows_the_last_five_rounds_and_forgets_the_first():
 
 def test_the_end_of_a_run_has_nothing_left():
     said = []
-    Progress(7, DELTA, {}, said.append).round(outcome(7))
+    Progress(7, DELTA, {}, say=said.append).round(outcome(7))
     assert "1.50 s, 0 s left" in said[0]
 
 
@@ -234,3 +248,28 @@ def test_one_unprotected_client_is_the_weakest():
 def test_a_ledger_without_rows_has_lost_nothing():
     guarantee = weakest_guarantee(Ledger(), DELTA, "record", None)
     assert (guarantee.epsilon, guarantee.kind) == (0.0, "proven")
+
+
+def test_where_the_sample_is_secret_no_round_tells_its_seconds():
+    said = []
+    progress = Progress(3, DELTA, {"client": 1.0}, hides_sample=True, say=said.append)
+    row = progress.round(outcome(1, seconds=1.25))
+    assert math.isnan(row["seconds"])
+    assert " s," not in said[0]
+    assert "left" not in said[0]
+
+
+def test_rows_assumed_for_lost_replies_do_not_carry_the_epsilon_past_the_budget():
+    """The clients' own filters stop them; the printed figure stays the budget's."""
+    budget = gaussian_epsilon(
+        compose_mu([row.mu for row in attribute_rows(1, [1]) if row.relation == "attribute"]), DELTA
+    )
+    progress = Progress(3, DELTA, {"attribute": budget}, say=lambda line: None)
+    progress.restore([*attribute_rows(1, [1]), *attribute_rows(2, [1])])
+    assert progress.epsilon("attribute") == budget
+    ledger = Ledger((*attribute_rows(1, [1]), *attribute_rows(2, [1])))
+    mu = gaussian_mu(budget, DELTA)
+    stated = weakest_guarantee(ledger, DELTA, "attribute", mu)
+    assert stated.kind == "proven"
+    assert stated.epsilon <= budget
+    assert "filter" in stated.composition

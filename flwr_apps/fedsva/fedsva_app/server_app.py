@@ -193,7 +193,13 @@ def build_strategy(
         tau=options.tau,
     )
     lines: list[str] = []
-    progress = Progress(config.num_server_rounds, config.delta, printed_budgets(config), lines.append)
+    progress = Progress(
+        config.num_server_rounds,
+        config.delta,
+        printed_budgets(config),
+        hides_sample=config.privacy == "central" and config.fraction_train < 1,
+        say=lines.append,
+    )
     record = Record(checkpoint)
     mechanisms = assembly.local_mechanisms(config, fleet.examples)
     run = str(checkpoint.extra["run"]) if checkpoint else folder.name  # nodes know it by this name
