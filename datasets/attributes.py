@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 import numpy as np
@@ -22,21 +22,49 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def column_mask(
-    columns: str | Iterable[str], names: Sequence[str], sources: Sequence[str], target: str
+    columns: str | Iterable[str],
+    names: Sequence[str],
+    sources: Sequence[str],
+    others: Mapping[str, str],
+    is_image: bool = False,
 ) -> NDArray[np.bool_]:
-    """Mark the features of the given columns; see :meth:`fedveil.datasets.schema.Schema.columns`."""
-    if isinstance(columns, str):
-        columns = [name.strip() for line in csv.reader([columns], skipinitialspace=True) for name in line]
+    """Mark the features of the given columns; see :meth:`fedveil.datasets.schema.Schema.columns`.
+
+    ``others`` says of columns that are no features what they are.
+    """
     mask = np.zeros(len(names), dtype=np.bool_)
-    for column in columns:
+    for column in _split(columns) if isinstance(columns, str) else columns:
+        if not column:
+            raise ValueError(
+                f"Private columns {columns!r} hold an empty name: write names with one comma between, as in"
+                " 'age,job'."
+            )
         chosen = np.array([column in pair for pair in zip(names, sources, strict=True)])
+        if not chosen.any() and is_image and column not in others:
+            raise ValueError(
+                f"Unknown private pixels {column!r}: name a rectangle of the image as rows,columns, as in"
+                " '10:18,10:18'."
+            )
         if not chosen.any():
-            hint = "it is the target, not a feature" if column == target else "no feature has this name"
+            hint = (
+                f"it is {others[column]}, not a feature" if column in others else "no feature has this name"
+            )
             raise ValueError(
                 f"Unknown private column {column!r}: {hint}; nearest: {nearest(column, (*sources, *names))}."
             )
         mask |= chosen
     return mask
+
+
+def _split(columns: str) -> list[str]:
+    """Split a line of names at its commas; a name that holds one is in double quotes."""
+    try:
+        return [name.strip() for line in csv.reader([columns], skipinitialspace=True) for name in line]
+    except csv.Error:
+        raise ValueError(
+            f"Private columns {columns!r} cannot be read: write names with one comma between on one line, as in"
+            " 'age,job'."
+        ) from None
 
 
 def region_mask(region: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -19,10 +19,14 @@ from typing import Any
 from fedveil.datasets.attributes import nearest
 from fedveil.datasets.fields import Choice, Label, OneHot, Range, Thresholds
 
-__all__ = ["Description", "read_description"]
+__all__ = ["FIRST_LINE", "Description", "read_description"]
+
+FIRST_LINE = "the first line of the file must name the columns"
 
 _KEYS = ("low", "high", "baseline", "categories", "classes", "thresholds")
-_OR_TEXTS = '(for a column of texts, categories = ["a", "b"] and baseline = "a" instead)'
+
+
+_OR_TEXTS = '# or, for a column of texts: categories = ["a", "b"] and baseline = "a"'
 
 
 def _heading(column: str) -> str:
@@ -35,6 +39,13 @@ def _range_example(column: str) -> str:
     return (
         f"{_heading(column)}\nlow = 0.0        # public range; values outside it are clipped"
         "\nhigh = 100.0\nbaseline = 50.0  # public value of a missing or private cell"
+    )
+
+
+def _text_example(column: str) -> str:
+    return (
+        f'{_heading(column)}\ncategories = ["a", "b"]  # for a column of texts: all of them'
+        '\nbaseline = "a"          # public value of a missing or private cell'
     )
 
 
@@ -81,20 +92,22 @@ class Description:
             If a column of the data is not described, or a described one is not in the data.
         """
         skipped = {*skip, *self.ignore}
-        unknown = [column for column in header if column not in self.tables and column not in skipped]
-        if unknown:
-            raise ValueError(
-                f"{source} has columns without a public range: {', '.join(map(repr, unknown))}; write a table"
-                f" for each into {self.path}, for example\n\n{_range_example(unknown[0])}\n\n{_OR_TEXTS}, or"
-                " list those that are not to be used at its top, as in\n\nignore ="
-                f" {json.dumps(unknown, ensure_ascii=False)}"
-            )
         columns = [column for column in self.tables if column not in skipped]
         absent = [column for column in columns if column not in header]
         if absent:
             raise ValueError(
-                f"{self.path} describes the column {absent[0]!r}, which {source} does not have: remove its"
-                f" table or correct its name (nearest: {nearest(absent[0], header)})."
+                f"{self.path} describes the column {absent[0]!r}, which {source} does not have: {FIRST_LINE};"
+                " correct the name or remove its table."
+            )
+        unknown = [at for at, column in enumerate(header, 1) if column not in self.tables]
+        unknown = [at for at in unknown if header[at - 1] not in skipped]
+        if unknown:  # by position: the name could be a cell of a file without a header
+            places = ", ".join(map(str, unknown[:10])) + (", ..." if len(unknown) > 10 else "")
+            raise ValueError(
+                f"{source} has columns without a public range, counted from 1: {places}; {FIRST_LINE}; write a"
+                f" table for each into {self.path}, or list its name under ignore at the top, for example:\n\n"
+                f'ignore = ["my-id"]  # at the top\n\n{_range_example("my-number")}\n\n'
+                f"{_text_example('my-text')}\n"
             )
         if not columns:
             raise ValueError(
@@ -116,7 +129,7 @@ class Description:
         if absent:
             raise ValueError(
                 f"{where} has no {', no '.join(absent)}: write the column's public range and baseline, for"
-                f" example\n\n{_range_example(column)}\n\n{_OR_TEXTS}."
+                f" example:\n\n{_range_example(column)}\n{_OR_TEXTS}\n"
             )
         low, high, baseline = (_number(where, key, table[key]) for key in ("low", "high", "baseline"))
         if not low <= baseline <= high or low == high:
@@ -143,8 +156,8 @@ class Description:
                 return Label(target, choice, None if missing is None else choice.names.index(str(missing)))
         if "thresholds" not in table:
             raise ValueError(
-                f"{self.path} does not say which classes the target {target!r} has: write for example\n\n"
-                f"{_class_example(target)}\n\n(or thresholds = [10.0] to cut a number into classes)."
+                f"{self.path} does not say which classes the target {target!r} has: write for example:\n\n"
+                f"{_class_example(target)}\n# or thresholds = [10.0], to cut a number into classes\n"
             )
         raw = table["thresholds"] if isinstance(table["thresholds"], list) else []
         cuts = tuple(_number(where, "thresholds", cut) for cut in raw)
@@ -173,17 +186,15 @@ def _choice(where: str, key: str, values: Any) -> Choice:
     return Choice(values)
 
 
-def read_description(path: Path, header: Sequence[str], target: str, source: Path) -> Description:
+def read_description(path: Path, target: str, source: Path) -> Description:
     """Read a schema file.
 
     Parameters
     ----------
     path : Path
         The TOML file.
-    header : sequence of str
-        The data file's columns, to say what to write where there is no schema file.
     target : str
-        The column to predict.
+        The column to predict, to say what to write where there is no schema file.
     source : Path
         The data file, for errors.
 
@@ -192,16 +203,20 @@ def read_description(path: Path, header: Sequence[str], target: str, source: Pat
     ValueError
         If the file is missing, is not TOML, or holds an unknown key.
     """
+    if path.is_dir():
+        raise ValueError(f"The schema file {path} is a folder: give the path of a TOML file.")
     if not path.is_file():
-        first = next((column for column in header if column != target), target)
         raise ValueError(
             f"There is no schema file {path} with the public description of {source}: write one with a table"
-            f" for each of its columns ({', '.join(header)}), for example\n\n{_range_example(first)}\n\n"
-            f"{_class_example(target)}\n\n{_OR_TEXTS}."
+            " for each column that the first line of the data names, for example:\n\n"
+            'ignore = ["my-id"]  # columns that are not used\n\n'
+            f"{_range_example('my-number')}\n\n{_text_example('my-text')}\n\n{_class_example(target)}\n"
         )
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not valid TOML, since it is not UTF-8: save it as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}.") from error
     for key in content:
         if key not in ("columns", "ignore", "missing"):

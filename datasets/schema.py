@@ -40,6 +40,8 @@ class Schema:
         Names of the target's classes; a label is an index into them.
     sources : tuple of str, optional
         The column each feature comes from; the names themselves when not given.
+    client_column : str, optional
+        The column that says whose a record is; it is not a feature.
 
     Raises
     ------
@@ -55,6 +57,7 @@ class Schema:
     target: str
     classes: tuple[str, ...]
     sources: tuple[str, ...] = ()
+    client_column: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse parts that do not fit together."""
@@ -128,9 +131,12 @@ class Schema:
         Raises
         ------
         ValueError
-            If a column does not exist; the sentence gives the nearest names.
+            If a name is empty or no feature's; the sentence gives the nearest names.
         """
-        return column_mask(names, self.names, self.sources, self.target)
+        others = {self.target: "the target"}
+        if self.client_column is not None:
+            others[self.client_column] = "the client column"
+        return column_mask(names, self.names, self.sources, others, is_image=len(self.shape) > 1)
 
     def region(self, text: str) -> NDArray[np.bool_]:
         """Mark the pixels of a rectangle, in every channel.

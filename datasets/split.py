@@ -52,8 +52,9 @@ def split_rows(
     for group in groups:
         is_test[group[: round(test_fraction * len(group))]] = True
     if is_test.all() or (test_fraction > 0.0 and not is_test.any()):
+        part, cure = ("training", "smaller") if is_test.all() else ("testing", "larger")
         raise ValueError(
-            f"test-fraction {test_fraction} of {num_rows} rows leaves none for training or none for testing:"
-            " choose another fraction or bring more rows."
+            f"test-fraction {test_fraction} of {num_rows} rows leaves none for {part}: choose a {cure} fraction or"
+            " bring more rows."
         )
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)

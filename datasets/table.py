@@ -3,17 +3,14 @@
 Every row becomes one record, in the file's order: no cell decides whether its row is used, so the number of
 records is public. A missing cell becomes its column's public baseline, a number outside the public range is
 clipped to it, and nothing is computed from the records to scale them. Errors name file, line and column,
-never a cell's content, since a client's error may travel to the server.
+never a cell's content, since a client's error may travel to the server; nor the first line, which is a record
+where a file has no header.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -21,9 +18,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.datasets.attributes import nearest
 from fedveil.datasets.description import read_description
 from fedveil.datasets.fields import Field, Label, OneHot, Owner, Range, Thresholds
+from fedveil.datasets.rows import check_header, read_rows
 from fedveil.datasets.schema import Dataset, Records, Schema
 from fedveil.datasets.split import split_rows
 
@@ -75,7 +72,7 @@ def load_csv(
     source = Path(path).absolute()
     described = Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute()
     table = _read(source, described, target, client_column)
-    schema = _schema(table.features, table.label)
+    schema = _schema(table.features, table.label, client_column)
     ids = None if table.owners is None else _client_ids(table.owners)
     records = Records(schema.scale(table.values), table.labels, ids)
     if test_path is None:
@@ -103,16 +100,16 @@ def _read(
     source: Path, described: Path, target: str, client_column: str | None, is_test: bool = False
 ) -> _Table:
     """Read a file by its description; a test file needs no client column, and its records have no client."""
-    if not source.is_file():
-        raise ValueError(f"There is no data file {source}: correct its path.")
-    rows = _rows(source)
-    header = _header(next(rows, (0, []))[1], source)
-    for role, name in (("target", target), ("client", None if is_test else client_column)):
-        if name is not None and name not in header:
-            raise ValueError(f"{source} has no {role} column {name!r}; nearest: {nearest(name, header)}.")
+    rows = read_rows(source)
+    header = next(rows, (0, []))[1]
+    description = read_description(described, target, source) if described.exists() else None
+    known = () if description is None else (*description.tables, *description.ignore)
+    roles = {"target": target, "client": None if is_test else client_column}
+    check_header(header, source, roles, known)
     if client_column == target:
         raise ValueError(f"The column {target!r} cannot be both target and client column: choose another.")
-    description = read_description(described, header, target, source)
+    if description is None:
+        description = read_description(described, target, source)  # says what to write
     skip = [target] if client_column is None else [target, client_column]
     features, label = description.features(header, skip, source), description.label(target)
     owner = None if client_column is None or is_test else Owner(client_column)
@@ -172,41 +169,9 @@ class _Chunk:
             ) from None  # the cause would print the cell
 
 
-def _rows(source: Path) -> Iterator[tuple[int, list[str]]]:
-    """Read the rows that are not blank, each with the number of its last line; gzip is told by the bytes."""
-    with source.open("rb") as raw:
-        is_gzip = raw.read(2) == b"\x1f\x8b"
-    opened = gzip.GzipFile(source) if is_gzip else source.open("rb")
-    with TextIOWrapper(opened, encoding="utf-8-sig", newline="") as text:
-        reader = csv.reader(text, skipinitialspace=True, strict=True)
-        try:
-            yield from ((reader.line_num, row) for row in reader if row)
-        except csv.Error as error:
-            raise ValueError(f"{source}, line {reader.line_num} is not valid CSV: {error}.") from error
-        except UnicodeDecodeError:
-            raise ValueError(
-                f"{source} is not UTF-8 after line {reader.line_num}: save it as UTF-8."
-            ) from None
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{source} is not a whole gzip file ({error}): copy it again.") from error
-
-
-def _header(names: Sequence[str], source: Path) -> list[str]:
-    """Column names, stripped; each must be there, and once."""
-    header = [name.strip() for name in names]
-    if not header:
-        raise ValueError(f"{source} is empty: its first line must name the columns.")
-    for position, name in enumerate(header):
-        if not name:
-            raise ValueError(
-                f"{source} has no name for column {position + 1} in its first line: give it one."
-            )
-        if name in header[:position]:
-            raise ValueError(f"{source} has two columns named {name!r}: rename one of them.")
-    return header
-
-
-def _schema(features: Sequence[Range | OneHot], label: Label | Thresholds) -> Schema:
+def _schema(
+    features: Sequence[Range | OneHot], label: Label | Thresholds, client_column: str | None
+) -> Schema:
     """Put the features side by side."""
     names = tuple(name for feature in features for name in feature.names)
     if len(set(names)) < len(names):
@@ -226,6 +191,7 @@ def _schema(features: Sequence[Range | OneHot], label: Label | Thresholds) -> Sc
         label.column,
         label.classes,
         sources,
+        client_column,
     )
 
 

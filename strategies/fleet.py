@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil import wire
+from fedveil.strategies.reasons import one_line
 
 __all__ = ["Fleet", "FleetError", "identify"]
 
@@ -134,7 +135,7 @@ def _ask(grid: Grid, nodes: list[int], timeout: float) -> dict[int, ConfigRecord
             (m.metadata.dst_node_id for m in requests if is_reply_to(reply, m)), reply.metadata.src_node_id
         )
         if reply.has_error():
-            raise FleetError(f"node {node} cannot start: {reply.error.reason}")
+            raise FleetError(f"node {node} cannot start: {one_line(reply.error.reason or 'no reason given')}")
         records = reply.content.config_records if reply.has_content() else {}
         if wire.CONFIG not in records:
             raise FleetError(f"node {node} does not run a FedVeil ClientApp.")

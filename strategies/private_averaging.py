@@ -16,6 +16,7 @@ from fedveil import wire
 from fedveil.privacy import Relation, Release, StepMechanism
 from fedveil.strategies.aggregation import CentralMechanism, central_update, weighted_mean
 from fedveil.strategies.fleet import Fleet, is_reply_to
+from fedveil.strategies.reasons import one_line
 from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
 from fedveil.strategies.sampling import sample_fixed, sample_poisson
 from fedveil.strategies.server_optimizer import ServerOptimizer
@@ -23,7 +24,6 @@ from fedveil.streams import Streams
 
 __all__ = ["NoGoodReplies", "PrivateAveraging", "RoundOutcome"]
 
-_MAX_REASON = 500  # characters
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -218,7 +218,13 @@ class PrivateAveraging(Strategy):
         else:
             self.say(f"round {server_round}: every sampled client has spent its budget; the model stays")
             return None, metrics
-        stepped = self.optimizer.step(server_round, self._arrays, update)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused in words
+            stepped = self.optimizer.step(server_round, self._arrays, update)
+        if not all(np.all(np.isfinite(array)) for array in stepped.values()):
+            raise ValueError(
+                f"the model is not finite after round {server_round}: training diverged; lower server-learning-rate or "
+                "learning-rate."
+            )
         return to_record(stepped), metrics
 
     def configure_evaluate(
@@ -257,7 +263,7 @@ class PrivateAveraging(Strategy):
                     raise BadReply("none came in time")
                 good.append(check_reply(answers[0], expected))
             except BadReply as error:
-                failures[node] = f"the reply for clients {_ranges(clients)}: {_one_line(str(error))}"
+                failures[node] = f"the reply for clients {_ranges(clients)}: {one_line(str(error))}"
                 if self.central and self.central.sampling_rate < 1:
                     # a reason can tell who was sampled, and the guarantee rests on nobody knowing
                     failures[node] = "a reply, for a reason that the nodes' own logs tell"
@@ -319,12 +325,6 @@ def to_record(arrays: Mapping[str, NDArray[np.float32]]) -> ArrayRecord:
     """A model as an ArrayRecord, names and order kept."""
     # order="C" and not ascontiguousarray, which makes one-element vectors of scalars
     return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
-
-
-def _one_line(reason: str) -> str:
-    """A reason, parts of which a client wrote, fit for a log."""
-    line = " ".join(reason.split())
-    return line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]}..."
 
 
 def _ranges(clients: Sequence[int]) -> str:

@@ -206,7 +206,8 @@ def num_releases(config: FedSVAConfig) -> int:
 
     A client that happens to be sampled more often spends its budget earlier and stops.
     """
-    return math.ceil(config.fraction_train * config.num_server_rounds - 1e-9) * config.local_steps
+    rounds = math.ceil(config.fraction_train * config.num_server_rounds - 1e-9)
+    return max(1, rounds) * config.local_steps
 
 
 def local_mechanisms(config: FedSVAConfig, examples: Mapping[int, int]) -> dict[int, StepMechanism | None]:
@@ -293,7 +294,8 @@ def hosted_clients(num_clients: int, partition_id: int, num_partitions: int) -> 
         )
     if num_partitions > num_clients:
         raise ConfigError(
-            f"{num_partitions} nodes for {num_clients} clients: start at most one node a client."
+            f"{num_partitions} nodes for {num_clients} clients: start at most one node a client "
+            "(num-supernodes, or more num-clients)."
         )
     first, last = (k * num_clients // num_partitions for k in (partition_id, partition_id + 1))
     return range(first, last)

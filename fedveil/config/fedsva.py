@@ -55,10 +55,10 @@ class FedSVAConfig(BaseModel):
     engine_keys: ClassVar[tuple[str, ...]] = ("seed", "output-dir", "resume", "round-timeout")
     """Keys that change where and how long, but not what is computed."""
 
-    num_server_rounds: int = _setting(40, "rounds", "Rounds of training.", ge=1)
+    num_server_rounds: int = _setting(40, "rounds", "Rounds of training.", ge=1, le=1_000_000)
     fraction_train: float = _setting(1.0, "share of clients", "Clients sampled in each round.", gt=0, le=1)
     local_steps: int = _setting(
-        1, "steps", "Noised gradient steps of a client in a round; each is a release.", ge=1
+        1, "steps", "Noised gradient steps of a client in a round; each is a release.", ge=1, le=1_000_000
     )
     learning_rate: float = _setting(3.0, "per step", "Step size of the clients.", gt=0)
     server_optimizer: Literal["plain", "momentum", "adam"] = _setting(
@@ -107,7 +107,7 @@ class FedSVAConfig(BaseModel):
     )
 
     model: str = _setting("softmax", "name", "softmax, mlp, or package.module:factory of your own.")
-    hidden_units: int = _setting(64, "units", "Width of the mlp.", ge=1)
+    hidden_units: int = _setting(64, "units", "Width of the mlp.", ge=1, le=1_000_000)
 
     privacy: Literal["local", "central", "none"] = _setting(
         "local", "", "Who adds the noise: each client, the trusted server, nobody."
@@ -120,12 +120,14 @@ class FedSVAConfig(BaseModel):
         "total of a client over the run",
         "Budget under the relation attribute, record (uniform) or client (central).",
         gt=0,
+        le=1e6,
     )
     epsilon_record: OptionalFloat = _setting(
         None,
         "total of a client over the run",
         "Second budget, under the record relation, with attribute.",
         gt=0,
+        le=1e6,
     )
     delta: float = _setting(
         1e-5, "total of a client over the run", "Failure probability of the guarantee.", gt=0, lt=1
@@ -151,10 +153,12 @@ class FedSVAConfig(BaseModel):
     seed: OptionalInt = _setting(
         None, "", "SECRET seed of noise and sampling, simulations only; empty: the system's entropy.", ge=0
     )
-    output_dir: str = _setting("", "path", "Where run folders go; empty: $FEDVEIL_HOME, else ~/.fedveil.")
+    output_dir: str = _setting(
+        "", "path", "Where run folders go; empty: $FEDVEIL_HOME/runs, else ~/.fedveil/runs."
+    )
     resume: str = _setting("", "path", "Folder of an unfinished run to go on with.")
     threads_per_node: int = _setting(
-        1, "threads", "Threads of torch and BLAS; part of the result's bits.", ge=1
+        1, "threads", "Threads of torch and BLAS; part of the result's bits.", ge=1, le=256
     )
     round_timeout: float = _setting(600.0, "seconds", "How long to wait for the replies of a round.", gt=0)
     options: str = _setting("", "inline TOML", "Nested settings: optimizer = {beta-1, beta-2, tau} for adam.")
@@ -289,6 +293,8 @@ def _options_problem(text: str) -> str | None:
     for name, value in tables.items():
         if name != "optimizer":
             return f"unknown table {name!r} in options; {nearest(name, ['optimizer'])}"
+        if not isinstance(value, dict):
+            return f"options: optimizer = {value!r} must be a table, as in optimizer = {{beta-1 = 0.9}}"
         try:
             OptimizerOptions.model_validate(value)
         except ValidationError as error:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedveil.models.coupling import refuse_record_coupling
+from fedveil.models.trial import first_line, try_forward, try_gradient
 
 __all__ = ["ModelFactory", "build_model", "mlp", "softmax"]
 
@@ -63,8 +64,8 @@ def build_model(
     Raises
     ------
     ValueError
-        If the name is unknown, a number is out of range, the network's output has another shape, or a
-        record's output depends on another record.
+        If the name is unknown, a number is out of range, or a user's factory fails, or makes a network that
+        private training cannot use (:func:`try_forward` and :func:`try_gradient` say which).
     """
     if num_outputs < 2 or hidden < 1 or not input_shape or min(input_shape) < 1:
         raise ValueError(
@@ -72,9 +73,8 @@ def build_model(
             f" {input_shape}, {num_outputs} and {hidden}."
         )
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            0
-        )  # the forked one: what layers draw here is thrown away or constant
+        # the forked generator: what layers draw here is thrown away or constant
+        torch.default_generator.manual_seed(0)
         if name_or_factory == "softmax":
             model = softmax(input_shape, num_outputs)
         elif name_or_factory == "mlp":
@@ -85,33 +85,31 @@ def build_model(
                 f"Model {name_or_factory!r} is unknown: use 'softmax' or 'mlp'; nearest: {near[0]!r}."
             )
         else:
-            model = name_or_factory(input_shape, num_outputs)
-            if not isinstance(model, nn.Module):
-                raise ValueError(
-                    f"The model factory returned {type(model).__name__}: return a torch.nn.Module."
-                )
-        refuse_record_coupling(model)
-        _try_on_two_records(model, input_shape, num_outputs)
+            model = _call(name_or_factory, input_shape, num_outputs)
+            refuse_record_coupling(model)
+            try_forward(model, input_shape, num_outputs, _name(name_or_factory))
+            try_gradient(model, input_shape, num_outputs, _name(name_or_factory))
     return model
 
 
-def _try_on_two_records(model: nn.Module, input_shape: tuple[int, ...], num_outputs: int) -> None:
-    """Run two records together and each alone, and compare: this finds mixing in a custom ``forward``."""
-    device = next((parameter.device for parameter in model.parameters()), None)
-    records = torch.linspace(0.0, 1.0, 2 * math.prod(input_shape), device=device).reshape(2, *input_shape)
-    was_training = model.training
-    with torch.no_grad():
-        model.eval()
-        together = model(records)
-        alone = torch.cat([model(record[None]) for record in records])
-    model.train(was_training)
-    if tuple(together.shape) != (2, num_outputs):
+def _call(factory: ModelFactory, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """Call a user's factory; whatever it raises becomes one sentence that names it."""
+    who = f"model = {_name(factory)!r}"
+    if not callable(factory):
+        raise ValueError(f"{who}: it cannot be called: name a function of (input_shape, num_outputs).")
+    try:
+        model = factory(input_shape, num_outputs)
+    except Exception as error:
         raise ValueError(
-            f"The model gives an output of shape {tuple(together.shape)} for 2 records: it must be (2,"
-            f" {num_outputs})."
-        )
-    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4):
-        raise ValueError(
-            f"The output of {type(model).__name__} for a record depends on the other records of its batch:"
-            " remove what mixes them."
-        )
+            f"{who}: calling it as factory({input_shape}, {num_outputs}), the shape of one record and the number"
+            f" of outputs, failed ({first_line(error)}): correct the factory."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{who}: it returned {type(model).__name__}: return a torch.nn.Module.")
+    return model
+
+
+def _name(factory: object) -> str:
+    """A factory as a configuration names it, ``module:function``; other objects by their type."""
+    name = getattr(factory, "__qualname__", None)
+    return type(factory).__qualname__ if name is None else f"{getattr(factory, '__module__', '')}:{name}"

@@ -99,6 +99,9 @@ def plan_run(
         )
     if num_gpus < 0:
         raise BadInput(f"client-resources-num-gpus must not be negative, got {num_gpus}.")
+    for name, path in (("resume", resume), ("output-dir", output_dir)):
+        if path is not None and not path.strip():
+            raise BadInput(f"{name} is empty: give a folder, or leave the option out.")
     found = find_app(app)
     model = found.config_class()
     given = _settings_of_run(found, resume) if resume else {}

@@ -66,6 +66,7 @@ def run_environment(folder: Path, marker: str, environment: Mapping[str, str]) -
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
         "RAY_TMPDIR": str(folder),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor"),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     return result

@@ -214,7 +214,7 @@ def test_more_nodes_than_clients_are_refused_and_leave_nothing(
     result = fedveil_run(settings)
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
-    assert "2 nodes for 1 clients: start at most one node a client." in line
+    assert "2 nodes for 1 clients: start at most one node a client" in line
     assert not (tmp_path / "runs").exists()
 
 

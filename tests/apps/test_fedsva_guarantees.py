@@ -143,6 +143,9 @@ def test_with_sampled_clients_nothing_printed_or_stored_tells_who_or_how_many_to
             "checkpoint/lock",
         }
         kept = RunFolder(run.folder).load_checkpoint()
+        # two digests beside them, of the code and of the data under a key from the seed: the same in every round
+        facts = kept.extra.pop("facts")
+        assert set(facts) == {"code", "data"}
         assert kept.extra == {"out-of-budget": [], "run": run.folder.name}
         assert {key for row in kept.metrics for key in row} == set(run.metrics[0])
         assert len(kept.releases) == 4

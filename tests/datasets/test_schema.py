@@ -90,6 +90,23 @@ def test_an_unknown_private_column_is_refused_with_the_nearest_names() -> None:
         table_schema().columns(["income"])
 
 
+@pytest.mark.parametrize("text", [",", "age,", "age,,hours", " , "])
+def test_an_empty_private_column_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="hold an empty name: write names with one comma between"):
+        table_schema().columns(text)
+
+
+def test_private_columns_on_two_lines_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        table_schema().columns("age\nhours")
+
+
+@pytest.mark.parametrize("text", ["10:18", "centre"])
+def test_what_is_no_region_on_images_is_refused_with_the_syntax(text: str) -> None:
+    with pytest.raises(ValueError, match=rf"'{text}': name a rectangle .*'10:18,10:18'"):
+        image_schema().columns(text)
+
+
 def test_a_region_marks_the_rectangle_in_every_channel() -> None:
     mask = image_schema().region("1:3, 2:5").reshape(2, 4, 5)
     expected = np.zeros((4, 5), dtype=bool)

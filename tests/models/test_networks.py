@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,3 +176,128 @@ def test_an_unknown_name_a_wrong_output_and_a_factory_of_nothing_are_refused() -
 def test_sizes_out_of_range_are_refused(shape: tuple[int, ...], outputs: int, hidden: int) -> None:
     with pytest.raises(ValueError, match="record shape of positive sizes"):
         build_model("mlp", shape, outputs, hidden)
+
+
+class Custom(nn.Module):
+    """A network whose forward is given; it has a buffer for those that change one."""
+
+    def __init__(self, forward: Callable[[Custom, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("count", torch.zeros(3))
+        self._forward = forward
+
+    def forward(self, records: torch.Tensor) -> torch.Tensor:
+        return self._forward(self, records)
+
+
+def mixing(mode: bool) -> Callable[[Custom, torch.Tensor], torch.Tensor]:
+    def forward(model: Custom, records: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = model.linear(records)
+        return scores - scores.mean(0) if model.training is mode else scores
+
+    return forward
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_records_that_mix_in_one_mode_only_are_found(mode: bool) -> None:
+    with pytest.raises(ValueError, match="Custom for a record depends on the other records"):
+        build_model(lambda shape, outputs: Custom(mixing(mode)), (4,), 3)
+
+
+def branching(model: Custom, records: torch.Tensor) -> torch.Tensor:
+    scores: torch.Tensor = model.linear(records)
+    return scores if bool(scores.sum() > 1e9) else 2 * scores
+
+
+def counting(model: Custom, records: torch.Tensor) -> torch.Tensor:
+    model.count += records.mean() + 1
+    scores: torch.Tensor = model.linear(records)
+    return scores
+
+
+def growing(model: Custom, records: torch.Tensor) -> torch.Tensor:
+    model.count = torch.cat([model.count, model.count[:1]])
+    scores: torch.Tensor = model.linear(records)
+    return scores
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout(1e-9)),
+        Custom(branching),
+        Custom(counting),
+        Custom(growing),
+    ],
+    ids=["dropout", "rare dropout", "branch", "running sum", "growing buffer"],
+)
+def test_what_per_record_gradients_cannot_do_is_refused_in_one_sentence(model: nn.Module) -> None:
+    with pytest.raises(
+        ValueError, match=r"model = '.*<lambda>': .*no random layers such as Dropout"
+    ) as error:
+        build_model(lambda shape, outputs: model, (4,), 3)
+    said = str(error.value)
+    assert "vmap" not in said
+    assert "\n" not in said
+    assert "no branches on values" in said
+    assert "no buffers that forward() changes" in said
+    assert error.value.__cause__ is None
+
+
+def test_a_trial_leaves_the_mode_of_each_layer_and_the_parameters() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    model[1].eval()
+    before = [value.clone() for value in model.parameters()]
+    assert build_model(lambda shape, outputs: model, (4,), 3) is model
+    assert [layer.training for layer in model] == [True, False, True]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert all(value.grad is None for value in model.parameters())
+
+
+def test_outputs_that_are_not_finite_are_refused() -> None:
+    def normed(model: Custom, records: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = model.linear(records / records.norm(dim=1, keepdim=True))
+        return scores
+
+    with pytest.raises(ValueError, match="NaN or infinite on a record of zeros"):
+        build_model(lambda shape, outputs: Custom(normed), (4,), 3)
+
+
+def no_arguments() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+def broken(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    raise KeyError("depth")
+
+
+def another_size(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Linear(5, outputs)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (no_arguments, r":no_arguments': calling it as factory\(\(4,\), 3\).* failed \(TypeError: "),
+        (broken, r":broken': calling it .* failed \(KeyError: 'depth'\): correct the factory"),
+        (another_size, r":another_size': it fails on records of shape \(4,\).*\(RuntimeError: mat1"),
+        (7, r"model = 'int': it cannot be called"),
+        (lambda shape, outputs: nn.Identity(), r"must be \(2, 3\)"),
+        (lambda shape, outputs: nn.LSTM(4, 3), r"forward\(\) returned tuple"),
+    ],
+)
+def test_a_factory_that_fails_is_named(factory: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^model = '.*{message.removeprefix('model = ').lstrip(chr(39))}"):
+        build_model(factory, (4,), 3)
+
+
+def test_a_network_without_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        build_model(lambda shape, outputs: nn.Identity(), (3,), 3)
+
+
+def test_lazy_layers_are_built_by_the_trial() -> None:
+    model = build_model(lambda shape, outputs: nn.Sequential(nn.LazyLinear(outputs)), (4,), 3)
+    assert parameters(model) == {"0.weight": (3, 4), "0.bias": (3,)}

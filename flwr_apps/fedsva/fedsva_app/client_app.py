@@ -38,6 +38,10 @@ def train(message: Message, context: Context) -> Message:
     config = FedSVAConfig.from_run_config(context.run_config)
     request = message.content.config_records.setdefault(wire.CONFIG, ConfigRecord())
     run = str(request.setdefault(wire.RUN, f"flower-{context.run_id}"))
+    # budgets are a run's: a server that could name a new one in every message would never spend any
+    known = context.state.config_records.setdefault("fedveil", ConfigRecord()).setdefault(wire.RUN, run)
+    if run != known:
+        raise ConfigError(f"this node works for run {known!r}, and the request is of run {run!r}.")
     cohort = host(config, *place(context), run, is_simulated())
     # a plain Flower strategy knows neither logical clients nor sums
     request.setdefault(wire.CLIENTS, list(cohort.clients))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+import os
+from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
@@ -14,7 +17,7 @@ from fedveil.artifacts import Checkpoint, RunFolder, require_same_config
 from fedveil.config import ConfigError, FedSVAConfig, assembly
 from fedveil.flower import is_simulation_grid
 from fedveil.models import build_model, evaluate, initial_arrays, refuse_record_coupling
-from fedveil.privacy import Guarantee, Ledger, Relation, Release
+from fedveil.privacy import Release
 from fedveil.strategies import (
     Fleet,
     PrivateAveraging,
@@ -23,10 +26,11 @@ from fedveil.strategies import (
     ServerOptimizer,
     identify,
     to_record,
-    weakest_guarantee,
 )
 from fedveil.streams import Streams
 from fedveil.threads import set_threads
+
+from .statements import announce, as_json, printed_budgets, state_guarantees
 
 app = ServerApp()
 CODE = wire.fingerprint(Path(__file__).parent)
@@ -48,11 +52,14 @@ def main(grid: Grid, context: Context) -> None:
     schema = problem.dataset.schema
     model = build_model(assembly.model_factory(config), schema.shape, schema.num_classes, config.hidden_units)
     refuse_record_coupling(model)  # as every node does, whatever the privacy
-    announce(config, problem, seeded=streams.is_seeded)
-    check_plan(config, problem.examples)
-
+    announce(config, problem, seeded=streams.is_seeded, say=say)
+    facts = run_facts(problem, streams)
     resumed = open_resumed(config) if config.resume else None
     checkpoint = resumed.load_checkpoint() if resumed else None
+    if resumed and checkpoint:
+        check_unchanged(config, checkpoint, facts, resumed.path, simulated=is_simulation_grid(grid))
+    else:
+        check_writable(config)
 
     fleet = identify(grid, expected=CODE, timeout=config.round_timeout, say=say)
     if set(fleet.clients) != set(problem.examples):
@@ -64,13 +71,18 @@ def main(grid: Grid, context: Context) -> None:
     )
     say(f"{'resuming after round ' + str(checkpoint.round) if checkpoint else 'writing'} in {folder.path}")
     start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
-    strategy, record = build_strategy(config, fleet, streams, folder, checkpoint)
+    strategy, record = build_strategy(config, fleet, streams, folder, checkpoint, facts)
 
     def evaluate_public(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         test = problem.dataset.test
         result = evaluate(
             model, {k: v.numpy() for k, v in arrays.items()}, test.features, test.labels, schema.shape
         )
+        if not math.isfinite(result.loss):
+            raise ValueError(
+                f"the model's loss on the public test set is {result.loss} after round {server_round}: training "
+                "diverged, or the model divides by zero; lower learning-rate or server-learning-rate."
+            )
         return MetricRecord({"accuracy": result.accuracy, "loss": result.loss})
 
     result = strategy.start(
@@ -108,39 +120,6 @@ def main(grid: Grid, context: Context) -> None:
     say(f"run folder: {folder.path}")
 
 
-def announce(config: FedSVAConfig, problem: assembly.Problem, *, seeded: bool) -> None:
-    """Say what will run and what it will guarantee, before it starts."""
-    dataset = problem.dataset
-    say(f"FedVeil {__version__}, FedSVA on {dataset.name}: {dataset.scaled}")
-    if problem.private is not None:
-        say(f"{int(problem.private.sum())} of {dataset.schema.num_features} attributes are private")
-    if config.privacy == "none":
-        say("privacy: none; nothing is guaranteed")
-    else:
-        relation, replaced = {
-            "attribute": ("attribute", "the private attributes of one record"),
-            "uniform": ("record", "one record"),
-            "central": ("client", "all records of one client"),
-        }["central" if config.privacy == "central" else config.calibration]
-        say(
-            f"privacy: {config.privacy}, total epsilon {config.epsilon:g} at delta {config.delta:g} for each client, "
-            f"{relation} relation (neighbours: {replaced} replaced), composed over the whole run"
-        )
-    if seeded:
-        say("simulation: no privacy against who knows the seed")
-
-
-def check_plan(config: FedSVAConfig, examples: dict[int, int]) -> None:
-    """Plan every client's noise from its public number of records, and warn, by name, where delta is weak."""
-    assembly.local_mechanisms(config, examples)
-    weak = [client for client, n in examples.items() if config.delta > 1 / n]
-    if weak and config.privacy == "local":
-        say(
-            f"warning: delta = {config.delta:g} is above 1/n_i for client(s) {', '.join(map(str, weak))}: such a "
-            "delta allows to publish a record outright; choose delta below 1/n_i"
-        )
-
-
 def secret_keys(config: FedSVAConfig) -> set[str]:
     """Settings that must not be read in a run's folder: with the seed, the noise could be drawn again."""
     return set() if config.seed is None else {"seed"}
@@ -157,6 +136,51 @@ def open_resumed(config: FedSVAConfig) -> RunFolder:
         redact=secret_keys(config) - set(known),
     )
     return folder
+
+
+def run_facts(problem: assembly.Problem, streams: Streams) -> dict[str, str]:
+    """What must be the same when a run is resumed, beside its settings: code and data.
+
+    The data's digest covers public facts (n_i, the test set). In a seeded run it covers the clients' records too, under
+    a key drawn from the secret seed: a bare digest of records would tell who knows all but one of them which it is.
+    """
+    test = problem.dataset.test
+    digest = blake2b(repr(sorted(problem.examples.items())).encode(), digest_size=16)
+    parts = [test.features, test.labels]
+    if streams.is_seeded:
+        key = streams.stream("data-digest").words(4).tobytes()
+        digest = blake2b(repr(sorted(problem.examples.items())).encode(), digest_size=16, key=key)
+        parts += [problem.dataset.train.features, problem.dataset.train.labels]
+    for part in parts:
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return {"code": CODE[wire.SOURCE], "data": digest.hexdigest()}
+
+
+def check_unchanged(
+    config: FedSVAConfig, checkpoint: Checkpoint, facts: dict[str, str], folder: Path, *, simulated: bool
+) -> None:
+    """Refuse to go on with a run whose code, data or ledger are not what they were."""
+    for name, now in facts.items():
+        if checkpoint.extra["facts"][name] != now:
+            raise ConfigError(
+                f"the {name} is not what it was when the run in {folder} was interrupted: restore it, or start a new "
+                "run."
+            )
+    lost = simulated and config.privacy == "local" and not (folder / "node-ledger.sqlite").exists()
+    if lost and checkpoint.round:
+        raise ConfigError(
+            f"{folder}/node-ledger.sqlite is lost, and with it what the clients have spent: restore it, or start a "
+            "new run, which is new spending."
+        )
+
+
+def check_writable(config: FedSVAConfig) -> None:
+    """Refuse a place for run folders that cannot be written to, before anybody works for it."""
+    place = assembly.output_root(config)
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"output-dir: nothing can be written to {place}; choose another folder.")
 
 
 class Record:
@@ -181,6 +205,7 @@ def build_strategy(
     streams: Streams,
     folder: RunFolder,
     checkpoint: Checkpoint | None,
+    facts: dict[str, str],
 ) -> tuple[PrivateAveraging, Record]:
     """The strategy with its optimiser, its place in the run, and what happens after each round."""
     options = config.optimizer_options
@@ -228,7 +253,7 @@ def build_strategy(
                 releases=record.releases,
                 metrics=record.metrics,
                 config_hash=config.config_hash,
-                extra={"out-of-budget": list(outcome.out_of_budget), "run": run},
+                extra={"out-of-budget": list(outcome.out_of_budget), "run": run, "facts": facts},
                 assumed=record.assumed,
             )
         )
@@ -250,37 +275,3 @@ def build_strategy(
         say=say,
     )
     return strategy, record
-
-
-def printed_budgets(config: FedSVAConfig) -> dict[Relation, float]:
-    """Total epsilon of each relation that has a budget."""
-    if config.privacy == "none":
-        return {}
-    if config.privacy == "central":
-        return {"client": config.epsilon}
-    if not config.is_attribute_level:
-        return {"record": config.epsilon}
-    record: dict[Relation, float] = {} if config.epsilon_record is None else {"record": config.epsilon_record}
-    return {"attribute": config.epsilon, **record}
-
-
-def as_json(guarantee: Guarantee) -> dict[str, str | float]:
-    """A guarantee as JSON values; JSON has no infinity."""
-    values: dict[str, str | float] = asdict(guarantee)
-    return values if math.isfinite(guarantee.epsilon) else values | {"epsilon": "inf"}
-
-
-def state_guarantees(config: FedSVAConfig, releases: tuple[Release, ...]) -> list[Guarantee]:
-    """What the run has guaranteed its worst-off client, under each relation."""
-    ledger, allowed = Ledger(releases), assembly.local_budgets(config)
-    relations: tuple[Relation, ...] = ("client",) if config.privacy == "central" else ("attribute", "record")
-    stated = []
-    for relation in relations:
-        if relation == "attribute" and config.drop_private:
-            words = "the private attributes were replaced by public constants before training"
-            stated.append(Guarantee(0.0, config.delta, relation, "proven", words))
-        elif config.privacy == "none":
-            stated.append(Guarantee(math.inf, config.delta, relation, "none", "trained without noise"))
-        else:
-            stated.append(weakest_guarantee(ledger, config.delta, relation, allowed.get(relation)))
-    return stated
