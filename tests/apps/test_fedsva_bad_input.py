@@ -121,7 +121,10 @@ SETTINGS = {
     "the target as private column": ({"private-attributes": "ill"}, ["'ill'"]),
     "all attributes private": ({"private-attributes": "age,weight"}, ["all attributes are private"]),
     "a region of a table": ({"private-attributes": "0:1,0:1"}, ["'0:1,0:1'", "table"]),
-    "a target that does not exist": ({"target": "il"}, ["no target column 'il'", "nearest: 'ill'"]),
+    "a target that does not exist": (
+        {"target": "il"},
+        ["no target column 'il'", "nearest in the schema file: 'ill'"],
+    ),
     "a client column that does not exist": ({"client-column": "sit"}, ["no client column 'sit'"]),
     "more clients than records": ({"num-clients": 99}, ["num-clients 99", "there are 32"]),
 }

@@ -38,7 +38,7 @@ def check_ledgers(run: Any, clients: int) -> None:
         assert len(node) == len(server)
         for relation in ("attribute", "record"):
             assert spent(node, relation) == spent(server, relation)
-        total = ledger.spent(run.folder.name, client)["attribute"]
+        total = ledger.spent(run.folder.name, client).get("attribute", 0.0)  # it may never be sampled
         assert total == pytest.approx(spent(server, "attribute"), rel=1e-12)
         assert total <= BUDGET**2
 

@@ -114,7 +114,7 @@ def test_settings_that_do_not_touch_the_data_share_it(people):
         ({"private_attributes": "age,job,hours"}, "Unknown private column 'hours'"),
         ({"private_attributes": "1:2,3:4"}, "table|image"),
         ({"target": "incom"}, "income"),
-        ({"client_column": "sit"}, "site"),
+        ({"client_column": "sit"}, "no client column 'sit'"),
         ({"min_records": 10_000}, "min-records is 10000"),
     ],
 )

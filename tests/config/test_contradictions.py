@@ -122,7 +122,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"options": "optimizer = {tau = nan}"},
         "options: tau = nan: input should be a finite",
     ),
-    "options that are no table": ({"options": "optimizer = 3"}, "options: input should be"),
+    "options that are no table": ({"options": "optimizer = 3"}, "options: optimizer = 3 must be a table"),
     **{
         f"a relative {key}": (
             (CSV if key in ("data-path", "data-schema", "test-path") else {}) | {key: "here/x"},
