@@ -39,7 +39,7 @@ SPLITS = range(5)
 NOTE = f"""
 accuracy: mean over {len(SPLITS)} splits of the digits, each with its own 1,000 public test digits. first run: the one
 through Flower above, on split 0, which took s seconds. attribute: neighbours differ in the private pixels of one
-record; record: in one whole record. The epsilons are proven, for each client's total over the run; inf: no guarantee."""
+record; record: in one whole record. The epsilons are proven, for each client's total over the run; inf: none."""
 
 
 @dataclass(frozen=True)
