@@ -25,7 +25,8 @@ __all__ = ["RunStatus", "SuperLink", "SuperLinkFailed"]
 CONNECTION = "fedveil"
 _START_SECONDS = 60.0
 _START_ATTEMPTS = 3  # another process may take the free port first
-_STATUS_SECONDS = 30.0
+_STATUS_SECONDS = 15.0
+_STATUS_ATTEMPTS = 3
 
 
 class SuperLinkFailed(RuntimeError):
@@ -153,18 +154,26 @@ class SuperLink:
         SuperLinkFailed
             If the SuperLink does not answer.
         """
+        for attempt in range(1, _STATUS_ATTEMPTS + 1):
+            runs = self._runs()
+            if runs is not None:
+                return RunStatus(runs[0]["status"], runs[0]["status-details"]) if runs else None
+            if self.process.poll() is not None:
+                break
+            time.sleep(attempt)  # a busy SuperLink may miss one question
+        raise SuperLinkFailed(f"the SuperLink does not answer: {self.last_words()}")
+
+    def _runs(self) -> list[dict[str, str]] | None:
+        """What ``flwr ls`` lists; None when it gets no answer."""
         command = [str(executable("flwr")), "ls", CONNECTION, "--limit", "1", "--format", "json"]
         process = self._scope.spawn(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             output, _ = process.communicate(timeout=_STATUS_SECONDS)
             answer = json.loads(output)
-            runs = answer["runs"] if answer.get("success") else None
+            return list(answer["runs"]) if answer.get("success") else None
         except (subprocess.TimeoutExpired, ValueError, KeyError):
             process.kill()
-            runs = None
-        if runs is None:
-            raise SuperLinkFailed(f"the SuperLink does not answer: {self.last_words()}")
-        return RunStatus(runs[0]["status"], runs[0]["status-details"]) if runs else None
+            return None
 
 
 def _free_port() -> int:

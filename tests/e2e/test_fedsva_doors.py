@@ -133,7 +133,7 @@ def test_a_run_killed_under_flower_resumes_and_ends_byte_equal(
     run = launch("fedsva", "-c", settings_file, "--output-dir", root, "--client-resources-num-cpus", "1")
     assert run.wait_for(lambda: "round  3/60" in run.text() or run.process.poll() is not None)
     run.process.send_signal(signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL
+    assert run.wait() == -signal.SIGKILL, run.text()[-3000:]
     assert run.wait_for(lambda: not run.processes())
     (folder,) = root.glob("*-fedsva-*")
     assert not (folder / "model.safetensors").exists()
