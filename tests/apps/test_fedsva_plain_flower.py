@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedMedian
 
+from fedveil import wire
 from fedveil.artifacts import NodeLedger
 from fedveil.config import FedSVAConfig, assembly
 from fedveil.models import build_model, evaluate, initial_arrays
@@ -81,3 +82,28 @@ def test_the_filter_holds_whatever_the_strategy_asks_for(small: dict[str, Any], 
     assert ledger.releases() == before
     for client in range(8):
         assert ledger.spent("flower-1", client)["attribute"] <= gaussian_mu(1.0, 1e-5) ** 2
+
+
+def test_within_a_run_of_flower_s_a_node_accepts_one_name_for_it(small: dict[str, Any], tmp_path: Path):
+    """Budgets are a run's: with a new name in every message a server would never spend any."""
+    plan = plan_run("fedsva", engine="in-process", overrides=small, output_dir=str(tmp_path / "runs"))
+    config = FedSVAConfig.from_run_config(plan.config)
+    problem = assembly.load_problem(config)
+    model = build_model("softmax", problem.dataset.schema.shape, 2)
+    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    arrays = ArrayRecord({name: Array(array) for name, array in start.items()})
+    with plan.app.importable():
+        grid = InProcessGrid(plan.app.load(plan.app.clientapp), 1, run_config=plan.config)
+        (node,) = grid.get_node_ids()
+
+        def ask(run: str) -> Message:
+            request = ConfigRecord({wire.ROUND: 1, wire.RUN: run, wire.REPLY: "sum", wire.CLIENTS: [0]})
+            content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: request})
+            (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=wire.TRAIN)])
+            return reply
+
+        assert ask("one").has_content()
+        refused = ask("two")
+        assert refused.has_error()
+        assert "works for run 'one'" in (refused.error.reason or "")
+    assert not (tmp_path / "runs" / "two").exists()

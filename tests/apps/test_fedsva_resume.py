@@ -221,3 +221,39 @@ def _nobody_passes_the_budget(run: Any) -> None:
     for client in range(8):
         squares = [row.mu**2 for row in run.node_rows if row.client == client and row.relation == "attribute"]
         assert math.fsum(squares) <= budget * (1 + 1e-12)
+
+
+def test_a_run_whose_node_ledger_is_lost_is_not_resumed(
+    dead_run: Callable[[str], Path], fedveil_run: Callable[..., Any]
+):
+    """With it went what the clients have spent: every budget would be whole again."""
+    folder = dead_run("plain")
+    (folder / "node-ledger.sqlite").unlink()
+    result = fedveil_run({}, "--resume", folder)
+    assert result.exit_code == 1
+    assert "node-ledger.sqlite is lost" in result.stderr
+    assert not RunFolder(folder).is_finished
+
+
+@pytest.mark.parametrize("fact", ["code", "data"])
+def test_a_run_whose_code_or_data_changed_is_not_resumed(
+    dead_run: Callable[[str], Path], fedveil_run: Callable[..., Any], fact: str
+):
+    folder = dead_run("plain")
+    checkpoint = RunFolder(folder).load_checkpoint()
+    assert checkpoint is not None
+    checkpoint.extra["facts"][fact] = "another"
+    RunFolder(folder).save_checkpoint(checkpoint)
+    result = fedveil_run({}, "--resume", folder)
+    assert result.exit_code == 1
+    assert f"the {fact} is not what it was" in result.stderr
+
+
+def test_a_model_that_is_not_finite_is_no_success(
+    small: dict[str, Any], fedveil_run: Callable[..., Any], tmp_path: Path
+):
+    settings = {**small, "server-learning-rate": 1e300, "output-dir": str(tmp_path)}
+    result = fedveil_run(settings)
+    assert result.exit_code == 1
+    assert "not finite after round 1" in result.stderr
+    assert not list(tmp_path.glob("*/model.safetensors"))
