@@ -22,9 +22,8 @@ Arrays = Mapping[str, NDArray[np.floating]]
 
 _CHUNK = 2**21  # numbers in one block of per-record gradients: 16 MB in float64, rows a function of p only
 _UNIT = 2.0**-53  # unit roundoff of float64
-_SMALLEST = (
-    1e-30  # clipping norms from here to its inverse leave products of float32 gradients inside float64
-)
+# clipping norms from here to its inverse leave products of float32 gradients inside float64
+_SMALLEST = 1e-30
 
 
 def clipped_mean(
