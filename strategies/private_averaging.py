@@ -42,6 +42,8 @@ class RoundOutcome:
         The ledger rows that arrived in this round.
     assumed : tuple of Release
         Rows of clients whose reply is missing or bad: their release may have left them, so it counts as spent.
+    num_clients : int or None
+        Clients that took part; None where the guarantee rests on nobody knowing how many were sampled.
     out_of_budget : tuple of int
         Clients known to have stopped, in this round or before.
     failures : tuple of str
@@ -54,7 +56,7 @@ class RoundOutcome:
     seconds: float
     releases: tuple[Release, ...] = ()
     assumed: tuple[Release, ...] = ()
-    num_clients: int = 0
+    num_clients: int | None = 0
     out_of_budget: tuple[int, ...] = ()
     failures: tuple[str, ...] = ()
 
@@ -115,6 +117,11 @@ class PrivateAveraging(Strategy):
     def mode(self) -> wire.ReplyMode:
         """What the nodes are asked to send back."""
         return "each" if self.central else "sum"
+
+    @property
+    def _hides_sample(self) -> bool:
+        """Whether the guarantee rests on nobody knowing who was sampled, nor how many."""
+        return self.central is not None and self.central.sampling_rate < 1
 
     def summary(self) -> None:
         """Say how the rounds will run."""
@@ -264,7 +271,7 @@ class PrivateAveraging(Strategy):
                 good.append(check_reply(answers[0], expected))
             except BadReply as error:
                 failures[node] = f"the reply for clients {_ranges(clients)}: {one_line(str(error))}"
-                if self.central and self.central.sampling_rate < 1:
+                if self._hides_sample:
                     # a reason can tell who was sampled, and the guarantee rests on nobody knowing
                     failures[node] = "a reply, for a reason that the nodes' own logs tell"
         return good, failures
@@ -315,7 +322,7 @@ class PrivateAveraging(Strategy):
             seconds=seconds,
             releases=tuple(sorted(released, key=lambda row: (row.client, row.step, row.relation))),
             assumed=assumed,
-            num_clients=sum(len(reply.took_part) for reply in self._replies),
+            num_clients=None if self._hides_sample else sum(len(reply.took_part) for reply in self._replies),
             out_of_budget=self.out_of_budget,
             failures=tuple(self._failures.values()),
         )
