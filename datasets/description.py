@@ -1,4 +1,4 @@
-"""The public description of a CSV file's columns: a small TOML file beside it.
+"""The public description of a table's columns: a small TOML file beside it.
 
 It is written before anybody looks at the records and is the same for every client: ranges, categories,
 classes, and the values that stand for a missing cell. ``docs/data.md`` shows one.
@@ -74,7 +74,9 @@ class Description:
     ignore: frozenset[str]
     missing: frozenset[str]
 
-    def features(self, header: Sequence[str], skip: Iterable[str], source: Path) -> list[Range | OneHot]:
+    def features(
+        self, header: Sequence[str], skip: Iterable[str], source: Path, named_by: str = FIRST_LINE
+    ) -> list[Range | OneHot]:
         """Describe the features, in the order of the schema file, which is the same for every client.
 
         Parameters
@@ -85,6 +87,8 @@ class Description:
             Columns that are no features: target and client column.
         source : Path
             The data file, for errors.
+        named_by : str
+            How it names its columns, in words for an error.
 
         Raises
         ------
@@ -96,7 +100,7 @@ class Description:
         absent = [column for column in columns if column not in header]
         if absent:
             raise ValueError(
-                f"{self.path} describes the column {absent[0]!r}, which {source} does not have: {FIRST_LINE};"
+                f"{self.path} describes the column {absent[0]!r}, which {source} does not have: {named_by};"
                 " correct the name or remove its table."
             )
         unknown = [at for at, column in enumerate(header, 1) if column not in self.tables]
@@ -104,7 +108,7 @@ class Description:
         if unknown:  # by position: the name could be a cell of a file without a header
             places = ", ".join(map(str, unknown[:10])) + (", ..." if len(unknown) > 10 else "")
             raise ValueError(
-                f"{source} has columns without a public range, counted from 1: {places}; {FIRST_LINE}; write a"
+                f"{source} has columns without a public range, counted from 1: {places}; {named_by}; write a"
                 f" table for each into {self.path}, or list its name under ignore at the top, for example:\n\n"
                 f'ignore = ["my-id"]  # at the top\n\n{_range_example("my-number")}\n\n'
                 f"{_text_example('my-text')}\n"

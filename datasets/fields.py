@@ -1,4 +1,4 @@
-"""What the cells of one CSV column become: features, a label, or the name of a client."""
+"""What the cells of one column become: features, a label, or the name of a client."""
 
 from __future__ import annotations
 

@@ -9,13 +9,20 @@ from io import BytesIO
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.datasets.request import DataRequest
 from fedveil.datasets.schema import Dataset, Records, Schema
 from fedveil.datasets.split import split_rows
 
-__all__ = ["load_mnist_5k"]
+__all__ = ["load", "load_mnist_5k"]
 
 _SIDE = 28
 _COUNT = 5000
+
+
+def load(request: DataRequest) -> Dataset:
+    """Load the digits as a configuration asks for them; see :func:`load_mnist_5k`."""
+    request.allow("mnist-5k")
+    return load_mnist_5k(request.test_fraction, request.seed)
 
 
 def load_mnist_5k(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -54,7 +61,12 @@ def load_mnist_5k(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     records = Records(schema.scale(pixels), labels)
     train, test = split_rows(_COUNT, test_fraction, seed, strata=labels)
     return Dataset(
-        "mnist-5k", schema, records.take(train), records.take(test), scaled="pixels divided by 255"
+        "mnist-5k",
+        schema,
+        records.take(train),
+        records.take(test),
+        scaled="pixels divided by 255",
+        private="10:18,10:18",
     )
 
 

@@ -19,7 +19,7 @@ from fedveil.datasets.description import FIRST_LINE
 __all__ = ["check_header", "read_rows"]
 
 
-def read_rows(source: Path) -> Iterator[tuple[int, list[str]]]:
+def read_rows(source: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
     """Read the rows that are not blank, each with the number of its last line; gzip is told by the bytes.
 
     The first row's cells, the names of the columns, are stripped.
@@ -33,15 +33,15 @@ def read_rows(source: Path) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(f"{source} is a folder: give the path of a CSV file.")
     if not source.is_file():
         raise ValueError(f"There is no data file {source}: correct its path.")
-    return _rows(source)
+    return _rows(source, delimiter)
 
 
-def _rows(source: Path) -> Iterator[tuple[int, list[str]]]:
+def _rows(source: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     with source.open("rb") as raw:
         is_gzip = raw.read(2) == b"\x1f\x8b"
     opened = gzip.GzipFile(source) if is_gzip else source.open("rb")
     with TextIOWrapper(opened, encoding="utf-8-sig", newline="") as text:
-        reader = csv.reader(text, skipinitialspace=True, strict=True)
+        reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
         done, is_header = 0, True  # the last line of the row before
         try:
             for row in reader:
@@ -76,20 +76,26 @@ def _malformed(source: Path, first: int, last: int, reason: str) -> str:
 
 
 def check_header(
-    header: Sequence[str], source: Path, roles: Mapping[str, str | None], known: Collection[str]
+    header: Sequence[str],
+    source: Path,
+    roles: Mapping[str, str | None],
+    known: Collection[str],
+    named_by: str = FIRST_LINE,
 ) -> None:
-    """Refuse a first line that does not name the columns.
+    """Refuse a header that does not name the columns.
 
     Parameters
     ----------
     header : sequence of str
-        Cells of the first line.
+        Names of the columns: in a CSV file the cells of the first line.
     source : Path
         The data file, for errors.
     roles : mapping
         Columns that the user named, by what they are for.
     known : collection of str
         Columns of the schema file; empty where there is none.
+    named_by : str
+        How the file names its columns, in words for an error.
 
     Raises
     ------
@@ -97,11 +103,11 @@ def check_header(
         If there is no name, a name is empty or doubled, or a column of the user is not there.
     """
     if not header:
-        raise ValueError(f"{source} is empty: {FIRST_LINE}.")
+        raise ValueError(f"{source} is empty: {named_by}.")
     if any("\0" in name for name in header):
         raise ValueError(f"{source} is not UTF-8 text (it may be UTF-16): save it as UTF-8.")
     if not any(header):
-        raise ValueError(f"{source} has only empty names in its first line: {FIRST_LINE}.")
+        raise ValueError(f"{source} has only empty names of columns: {named_by}.")
     for role, column in roles.items():
         if column is not None and column not in header:
             for mark, word in ((";", "semicolons"), ("\t", "tabs")):
@@ -112,14 +118,12 @@ def check_header(
                 if known and column not in known
                 else ""
             )
-            raise ValueError(f"{source} has no {role} column {column!r}: {FIRST_LINE}{hint}.")
+            raise ValueError(f"{source} has no {role} column {column!r}: {named_by}{hint}.")
     named = {*known, *roles.values()}
     for position, name in enumerate(header):
         if not name:
-            raise ValueError(
-                f"{source} has no name for column {position + 1} in its first line: {FIRST_LINE}."
-            )
+            raise ValueError(f"{source} has no name for column {position + 1}: {named_by}.")
         if name in header[:position]:
             places = f"columns {header.index(name) + 1} and {position + 1}"
             what = f"{places} both named {name!r}" if name in named else f"{places} of the same name"
-            raise ValueError(f"{source} has {what}: {FIRST_LINE}, each by another name.")
+            raise ValueError(f"{source} has {what}: {named_by}, each by another name.")

@@ -222,6 +222,8 @@ class Dataset:
         Public records that the server evaluates; empty where it has a test set of its own.
     scaled : str
         How the features were scaled, in words that hold public constants only.
+    private : str
+        The attributes that are private where a configuration names none, as it would name them; empty for none.
     """
 
     name: str
@@ -229,6 +231,7 @@ class Dataset:
     train: Records
     test: Records
     scaled: str = ""
+    private: str = ""
 
 
 def check_records(records: Records, schema: Schema, owner: str) -> None:

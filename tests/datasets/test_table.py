@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from fedveil.datasets.partition import partition
+from fedveil.datasets.request import DataRequest
 from fedveil.datasets.schema import check_records
-from fedveil.datasets.table import load_csv
+from fedveil.datasets.table import load, load_csv
 
 Write = Callable[..., Path]
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
@@ -154,6 +155,40 @@ def test_blank_lines_are_no_records_and_long_files_are_read_in_pieces(write_tabl
     np.testing.assert_allclose(features[:, 0], np.arange(40_000) % 101 / 100.0, rtol=1e-6)
     with pytest.raises(ValueError, match=r"line 40003, column 'age' is not a finite number"):
         whole(write_table("age,job,y\n\n" + "\n".join(rows) + "\noops,a,0\n", SCHEMA))
+
+
+def test_a_request_loads_what_the_function_loads(example_table: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "elsewhere.toml"
+    Path(f"{example_table}.schema.toml").rename(schema)
+    asked = DataRequest(
+        path=str(example_table),
+        schema_path=str(schema),
+        target="income",
+        client_column="site",
+        test_fraction=0.3,
+        seed=4,
+    )
+    got, expected = load(asked), load_csv(example_table, "income", schema, 0.3, 4, "site")
+    np.testing.assert_array_equal(got.train.features, expected.train.features)
+    np.testing.assert_array_equal(got.test.labels, expected.test.labels)
+    np.testing.assert_array_equal(got.train.client_ids, expected.train.client_ids)
+    given = load(DataRequest(str(example_table), str(schema), str(example_table), "income", "site"))
+    assert len(given.train) == len(given.test) == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (DataRequest(target="y"), "dataset 'csv' needs data-path"),
+        (DataRequest(path="/data/a.csv"), "dataset 'csv' needs target"),
+        (DataRequest(path="/data/a.csv", target="y", options={"side": 3}), "options"),
+    ],
+)
+def test_a_request_without_a_file_or_with_strange_settings_is_refused(
+    request_: DataRequest, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(request_)
 
 
 def test_the_example_of_the_documentation_is_right(tmp_path: Path) -> None:

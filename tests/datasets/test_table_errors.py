@@ -55,10 +55,10 @@ def test_a_bad_cell_is_named_by_line_and_column_and_never_repeated(
 
 BAD_FILES = [
     ("", "is empty"),
-    ("age,job,y\n", "has a header but no rows"),
+    ("age,job,y\n", "has columns but no rows"),
     ("age,job,age,y\n1,a,2,0\n", "has columns 1 and 3 both named 'age'"),
     ("age,zip,zip,y\n1,a,2,0\n", "has columns 2 and 3 of the same name"),
-    (",\n1,a\n", "only empty names in its first line: the first line of the file must name the columns"),
+    (",\n1,a\n", "only empty names of columns: the first line of the file must name the columns"),
     ("age;job;y\n1;a;0\n", "has semicolons between its cells: save it with commas"),
     ('"age";"job";"y"\n1;a;0\n', "line 1 is not valid CSV: text follows a closing quote; use commas"),
     ("age\tjob\ty\n1\ta\t0\n", "has tabs between its cells"),
