@@ -29,7 +29,7 @@ from fedveil.privacy.gaussian import gaussian_delta, gaussian_mu
 Calibration = Literal["paper", "tight", "uniform", "attribute"]
 
 # A measured contribution near 0 would clip away everything the private attributes add.
-_LEAST_CONTRIBUTION = 0.05
+LEAST_CONTRIBUTION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def calibrate_noise(
     contribution, beta = share("contribution", contribution), non_negative("beta", beta)
     if calibration == "attribute":
         if attribute_clip_norm is None:
-            attribute_clip_norm = max(contribution, _LEAST_CONTRIBUTION) * clip_norm
+            attribute_clip_norm = max(contribution, LEAST_CONTRIBUTION) * clip_norm
         attribute_clip_norm = check_attribute_clip_norm(attribute_clip_norm, clip_norm)
     elif attribute_clip_norm is not None:
         raise ValueError(

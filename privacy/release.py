@@ -98,6 +98,12 @@ class Release:
         return 2 * self.sigma / self.sensitivity
 
 
+def gradient_rows(releases: Iterable[Release]) -> tuple[Release, ...]:
+    """One row of each noised gradient step among the rows, in order of steps: those under the record relation."""
+    steps = [row for row in releases if row.name == "gradient" and row.relation == "record"]
+    return tuple(sorted(steps, key=lambda row: row.step))
+
+
 def rows_under(releases: Iterable[Release], relation: Relation) -> tuple[Release, ...] | None:
     """Return one row for each release that bounds it under `relation`, or None when some release has none.
 

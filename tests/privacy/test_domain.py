@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 
 from fedveil.privacy import (
+    Known,
     Ledger,
     PrivacyFilter,
+    QuantileRelease,
     Release,
+    StepCalibration,
     StepMechanism,
     WeakDelta,
     calibrate_noise,
     compose_mu,
     composed_epsilon,
+    contribution_effect,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
@@ -71,6 +75,18 @@ CALLS = [
         },
     ),
     (plan_step, {**PLAN, "mu_release": 0.1}, {"mu_release": [0, -1]}),
+    (
+        plan_step,
+        {**PLAN, "calibration": "paper", "contribution": 0.3, "beta": 1.0, "share": 0.5},
+        {"contribution": [-0.1, 1.1], "beta": [-1], "share": [0, -1, 1.1]},
+    ),
+    (
+        Known,
+        {"contribution": 0.3, "attribute_clip_norm": 0.2},
+        {"contribution": [-0.1, 1.1], "attribute_clip_norm": [0]},
+    ),
+    (contribution_effect, {"delta": 1e-5, "beta": 1.0}, {"delta": [0, 1], "beta": [-1]}),
+    (QuantileRelease, {"num_records": 5, "sigma": 0.1}, {"num_records": [0, 1.5], "sigma": [0, -1]}),
     (plan_step, {**PLAN, "sampling_rate": 0.5}, {"sampling_rate": [0, -1, 1.5]}),
     (
         plan_step,
@@ -105,6 +121,7 @@ CASES = [
     for value in [*values, *NOT_NUMBERS]
     if not (value is None and name == "attribute_clip_norm")
     and not (value is None and name in ("epsilon_record", "mu_release"))
+    and not (value is None and function is Known)
 ]
 
 
@@ -131,7 +148,18 @@ def test_a_wrong_number_gives_one_sentence_that_names_it(function, good, name, v
         ),
         (lambda: Release(**{**RELEASE, "name": ""}), "name = ''"),
         (lambda: calibrate_noise(**NOISE, calibration="papr"), "did you mean 'paper'"),
-        (lambda: plan_step(**{**PLAN, "calibration": "paper"}), "calibration = 'paper'.*uniform, attribute"),
+        (lambda: plan_step(**{**PLAN, "calibration": "papr"}), "calibration = 'papr'.*did you mean 'paper'"),
+        (
+            lambda: plan_step(**{**PLAN, "calibration": "paper"}, sampling_rate=0.1),
+            "sampling_rate = 0.1 is not allowed with calibration 'paper'",
+        ),
+        (
+            lambda: plan_step(**{**PLAN, "calibration": "tight"}, mu_release=0.1),
+            "mu_release = 0.1 contradicts calibration 'tight'",
+        ),
+        (lambda: plan_step(**PLAN, sampling_rate=0.1, share=0.9), "share = 0.9 contradicts sampling_rate"),
+        (lambda: StepCalibration("client", lambda request: 1.0), "relation = 'client'"),
+        (lambda: StepCalibration("record", 0.3), "sigma = 0.3 is not allowed: give a function"),
         (lambda: plan_step(**PLAN, epsilon_record=2.0), "epsilon_record = 2.0 contradicts"),
         (lambda: plan_step(**PLAN, attribute_clip_norm=0.5), "attribute_clip_norm = 0.5 contradicts"),
         (lambda: plan_step(**{**PLAN, "calibration": "attribute"}), "attribute_clip_norm is missing"),
