@@ -108,8 +108,51 @@ def config(app: AppArgument) -> None:
         default = f'"{setting.default}"' if isinstance(setting.default, str) else str(setting.default)
         shown = default.lower() if isinstance(setting.default, bool) else default
         table.add_row(setting.key, shown, setting.unit, setting.meaning)
-    width = None if sys.stdout.isatty() else _FILE_WIDTH
-    Console(highlight=False, markup=False, width=width).print(table)
+    _show(table)
+
+
+@cli.command("list")
+def list_plugins() -> None:
+    """List the strategies, calibrations, data sets and models installed, from where, and whether each can be used."""
+    from fedveil.plugins import check_all
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kind", "name", "from", "object", "state"):
+        table.add_column(heading, no_wrap=heading in ("kind", "name", "state"), overflow="fold")
+    checks = check_all()
+    for check in checks:
+        plugin = check.plugin
+        state = "broken" if check.problem else "ok"
+        table.add_row(plugin.kind, plugin.name, plugin.source, plugin.reference, state)
+    _show(table)
+    for check in checks:
+        if check.problem:
+            print(f"broken: {check.problem}")
+
+
+@cli.command()
+def plan(
+    app: AppArgument,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run-config", "-c", help="'key=value key=\"text\"', or a .toml file; see `fedveil config APP`."
+        ),
+    ] = None,
+) -> None:
+    """Print what a run would release and guarantee, without starting it."""
+    from fedveil.run.overrides import parse_overrides
+    from fedveil.run.plan import plan_run
+
+    try:
+        planned = plan_run(app, engine="in-process", overrides=parse_overrides(config or []), num_nodes=1)
+        if planned.app.plan is None:
+            raise ValueError(f"app {planned.app.name} has no plan: its pyproject.toml names none.")
+        show, model = planned.app.load(planned.app.plan), planned.app.config_class()
+        with planned.app.importable():
+            show(planned.config if model is None else model.from_run_config(planned.config), print)
+    except ValueError as error:
+        _refuse(error)
 
 
 @cli.command()
@@ -121,6 +164,11 @@ def doctor() -> None:
     for check in checks:
         print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
+def _show(table: Table) -> None:
+    width = None if sys.stdout.isatty() else _FILE_WIDTH
+    Console(highlight=False, markup=False, width=width).print(table)
 
 
 def _refuse(error: ValueError) -> NoReturn:

@@ -64,6 +64,26 @@ def test_the_doctor_says_ok_or_fail_for_each_check(monkeypatch: pytest.MonkeyPat
     assert result.stdout.splitlines() == ["ok    disk: 9 GB", "FAIL  ray: missing"]
 
 
+def test_plugins_are_listed_with_their_package_and_a_broken_one_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    from fedveil import plugins
+
+    wide = plugins.Plugin("model", "wide", "good.nets:Wide", "good-things", "2.1", "/site")
+    bad = plugins.Plugin("strategy", "bad", "bad:f", "bad-things", "0.1", "/site")
+    checks = (plugins.Checked(wide, ""), plugins.Checked(bad, f"{bad} cannot be imported."))
+    monkeypatch.setattr(plugins, "check_all", lambda: checks)
+    result = invoke("list")
+    assert result.exit_code == 0
+    heading, *rows, reason = result.stdout.splitlines()
+    assert heading.split() == ["kind", "name", "from", "object", "state"]
+    assert [row.split() for row in rows] == [
+        ["model", "wide", "good-things", "2.1", "good.nets:Wide", "ok"],
+        ["strategy", "bad", "bad-things", "0.1", "bad:f", "broken"],
+    ]
+    assert reason == "broken: strategy 'bad' of bad-things 0.1 cannot be imported."
+
+
 def test_this_installation_is_well():
     from fedveil.run.doctor import examine
 

@@ -1,0 +1,1 @@
+"""An example of a FedVeil plugin: a strategy and a calibration."""
