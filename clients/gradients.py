@@ -8,26 +8,23 @@ docstrings below, rounding included.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import Tensor
 
-__all__ = ["attribute_clipped_mean", "clipped_mean", "private_radius"]
+from fedveil.clients.record_gradients import Arrays, Rows, gradient_blocks, pieces
+from fedveil.models import Learner
 
-Arrays = Mapping[str, NDArray[np.floating]]
+__all__ = ["Arrays", "attribute_clipped_mean", "attribute_mean_and_share", "clipped_mean", "private_radius"]
 
-_CHUNK = 2**21  # numbers in one block of per-record gradients: 16 MB in float64, rows a function of p only
 _UNIT = 2.0**-53  # unit roundoff of float64
 # clipping norms from here to its inverse leave products of float32 gradients inside float64
 _SMALLEST = 1e-30
 
 
 def clipped_mean(
-    model: nn.Module,
+    learner: Learner,
     arrays: Arrays,
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
@@ -40,8 +37,8 @@ def clipped_mean(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        No layer may mix records (``fedveil.models.refuse_record_coupling``).
+    learner : Learner
+        Network and loss. No layer may mix records (``fedveil.models.refuse_record_coupling``).
     arrays : mapping of str to array
         Values of the model's parameters by name; their order is the order of the result.
     features : float32 array, shape (n, *record)
@@ -68,20 +65,21 @@ def clipped_mean(
     row is computed from its own record and from public shapes. ``private_radius`` leaves room between C' and
     C for every float64 rounding.
     """
-    total = np.zeros(_size(arrays))
-    radius = private_radius(clip_norm, num_records=len(features), size=total.size)
-    weights = np.ones(len(features)) if included is None else included.astype(np.float64)
+    total = torch.zeros(_size(arrays), dtype=torch.float64)
+    radius = private_radius(clip_norm, num_records=len(features), size=len(total))
+    weights = torch.ones(len(features)) if included is None else torch.tensor(included)
     start = 0
-    for (gradients,) in _blocks(model, arrays, (features,), labels):
-        stop = start + len(gradients)
-        factors = _clip_factors(gradients, radius) * torch.tensor(weights[start:stop])
-        total += (factors @ gradients).numpy()
+    for (gradients,) in gradient_blocks(learner, arrays, (features,), labels):
+        stop = start + len(gradients[0])
+        factors = _clip_factors(gradients, radius) * weights[start:stop].double()
+        for place, piece in pieces(gradients):
+            total[place].addmv_(piece.T, factors)
         start = stop
-    return total / denominator
+    return (total / denominator).numpy()
 
 
 def attribute_clipped_mean(
-    model: nn.Module,
+    learner: Learner,
     arrays: Arrays,
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
@@ -91,11 +89,35 @@ def attribute_clipped_mean(
     *,
     denominator: float,
 ) -> NDArray[np.float64]:
-    """Mean gradient at the baseline plus the clipped mean contribution of the private attributes.
+    """The mean of :func:`attribute_mean_and_share` alone."""
+    return attribute_mean_and_share(
+        learner,
+        arrays,
+        features,
+        labels,
+        baseline_features,
+        clip_norm,
+        attribute_clip_norm,
+        denominator=denominator,
+    )[0]
+
+
+def attribute_mean_and_share(
+    learner: Learner,
+    arrays: Arrays,
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    baseline_features: NDArray[np.float32],
+    clip_norm: float,
+    attribute_clip_norm: float,
+    *,
+    denominator: float,
+) -> tuple[NDArray[np.float64], float]:
+    """Mean gradient at the baseline plus the clipped mean contribution of the private attributes, and a share.
 
     Parameters
     ----------
-    model, arrays, features, labels, clip_norm, denominator
+    learner, arrays, features, labels, clip_norm, denominator
         As in :func:`clipped_mean`.
     baseline_features : float32 array, shape (n, *record)
         ``features`` with the private attributes at their public baseline.
@@ -106,34 +128,47 @@ def attribute_clipped_mean(
     -------
     float64 array, shape (p,)
         ``sum(g0) + sum(clip_Cp(g - g0))`` over ``denominator``, with g and g0 clipped to ``clip_norm``.
+    float
+        Number of records with ``norm(g - g0) <= C_p``, before that clipping, over ``denominator``. Exact: one record
+        moves it by at most ``1 / denominator`` under either relation, and it leaves a client with noise of its
+        own only.
 
     Notes
     -----
-    Attribute relation (the private attributes of one record change, its other attributes and its label do
-    not): the result moves by at most ``2 C_p / denominator``. Proof: g0 depends on no private attribute, so
-    its sum keeps every bit; the one changed difference has norm at most C_p before and after.
+    With t in [0, 1] the factor of a record's second clipping, it adds ``g0 + t (g - g0) = (1 - t) g0 + t g``.
 
-    Record relation (one record changes as a whole): at most ``2 C / denominator``. Proof: ``clip_Cp(g - g0)``
-    is ``t (g - g0)`` for a t in [0, 1], so a record adds ``(1 - t) g0 + t g``, a point between two points of
-    the ball of radius C, which is convex.
+    Attribute relation (the private attributes of one record change, its other attributes and its label do not): the
+    result moves by at most ``2 C_p / denominator``. Proof: no other record's gradients or factors change, g0 depends
+    on no private attribute, and ``t (g - g0)`` has norm at most C_p before and after.
 
-    A non-finite g or g0 counts as 0, each by itself, which keeps both arguments. Feature differential
-    privacy, arXiv 2506.19836, and semi-sensitive features, arXiv 2401.15246, treat the central case.
+    Record relation (one record changes as a whole): at most ``2 C / denominator``. Proof: what a record adds is a
+    point between two points of the ball of radius C, which is convex.
+
+    ``private_radius`` leaves room for every float64 rounding. A non-finite g or g0 counts as 0, each by itself, which
+    keeps both arguments. Feature differential privacy, arXiv 2506.19836, and semi-sensitive features, arXiv
+    2401.15246, treat the central case.
     """
-    public, private = np.zeros(_size(arrays)), np.zeros(_size(arrays))
-    radius = private_radius(clip_norm, num_records=len(features), size=public.size)
+    total, within = torch.zeros(_size(arrays), dtype=torch.float64), 0
+    radius = private_radius(clip_norm, num_records=len(features), size=len(total))
     attribute_radius = private_radius(
-        attribute_clip_norm, num_records=len(features), size=public.size, beside=clip_norm
+        attribute_clip_norm, num_records=len(features), size=len(total), beside=clip_norm
     )
-    for at_record, at_baseline in _blocks(model, arrays, (features, baseline_features), labels):
+    for at_record, at_baseline in gradient_blocks(learner, arrays, (features, baseline_features), labels):
         factors, baseline_factors = _clip_factors(at_record, radius), _clip_factors(at_baseline, radius)
-        public += (baseline_factors @ at_baseline).numpy()
-        # clipped g0 minus clipped g, in units of the baseline factor: one pass over the block, not three
+        # g0 - g in units of the baseline factor: one pass over a piece, not three
         ratios = (factors / baseline_factors)[:, None]
-        difference = torch.addcmul(at_baseline, at_record, ratios, value=-1, out=at_record)
-        norms = baseline_factors * torch.linalg.vector_norm(difference, dim=1)
-        private -= ((attribute_radius / norms).clamp(max=1.0) * baseline_factors @ difference).numpy()
-    return (public + private) / denominator
+        squares = torch.zeros_like(factors)
+        for (_, piece), (_, baseline) in zip(pieces(at_record), pieces(at_baseline), strict=True):
+            squares += torch.linalg.vector_norm(
+                torch.addcmul(baseline, piece, ratios, value=-1), dim=1
+            ).square_()
+        norms = baseline_factors * squares.sqrt_()
+        within += int((norms <= attribute_clip_norm).sum())
+        shares = (attribute_radius / norms).clamp(max=1.0)
+        weights, baseline_weights = shares * factors, (1.0 - shares) * baseline_factors
+        for (place, piece), (_, baseline) in zip(pieces(at_record), pieces(at_baseline), strict=True):
+            total[place].addmv_(baseline.T, baseline_weights).addmv_(piece.T, weights)
+    return (total / denominator).numpy(), within / denominator
 
 
 def private_radius(clip_norm: float, *, num_records: int, size: int, beside: float = 0.0) -> float:
@@ -153,7 +188,7 @@ def private_radius(clip_norm: float, *, num_records: int, size: int, beside: flo
     Returns
     -------
     float
-        ``C (1 - m)`` with ``m = 1e-9 + 4 u (n^2 (1 + beside/C) + p)`` and u = 2^-53.
+        ``C (1 - m)`` with ``m = 1e-9 + 8 u (n^2 (1 + beside/C) + p)`` and u = 2^-53.
 
     Raises
     ------
@@ -162,18 +197,19 @@ def private_radius(clip_norm: float, *, num_records: int, size: int, beside: flo
 
     Notes
     -----
-    With real arithmetic m = 0 would do. A computed norm of p numbers has a relative error of at most
-    (p + 4) u, and a clipped record of a few roundings more. A computed sum of n records of norm C, in any
-    order, is off by at most n (n + 4) u C (Higham, Accuracy and Stability of Numerical Algorithms, section
-    4.2), and the sum beside it by n (n + 4) u ``beside``; adding the two and dividing rounds twice more.
-    Each of two neighbours may be off by that much, in opposite directions, and between their stated sums
-    lies 2 C: so m C covers it.
+    With real arithmetic m = 0 would do. A computed norm of p numbers has a relative error of at most (p + 4) u. Where
+    the record's clipped gradients g and g0 of norm B (C itself, or ``beside``) are weighed by t and 1 - t, the factors
+    carry relative errors of at most 2 u each, and t (g - g0) one of 2 u B beside that of its norm: together 4 u B.
+    A computed sum of 2 n terms whose norms add up to n B, in any order, is off by at most n (2 n + 1) u B (Higham,
+    Accuracy and Stability of Numerical Algorithms, section 4.2), and dividing it rounds by n u B more. That is less
+    than 8 n^2 u B in all, for either of two neighbours, in opposite directions, and between their exact sums lies 2 C:
+    so m C covers it.
     """
     if not (_SMALLEST <= clip_norm <= 1 / _SMALLEST and 0 <= beside <= 1 / _SMALLEST):
         raise ValueError(
             f"a clipping norm must lie between {_SMALLEST} and {1 / _SMALLEST}, got {clip_norm}."
         )
-    margin = 1e-9 + 4 * _UNIT * (float(num_records) ** 2 * (1 + beside / clip_norm) + size)
+    margin = 1e-9 + 8 * _UNIT * (float(num_records) ** 2 * (1 + beside / clip_norm) + size)
     if margin > 0.5:
         raise ValueError(
             f"clipping norm {clip_norm} with {num_records} records and {size} parameters leaves no room for "
@@ -182,50 +218,18 @@ def private_radius(clip_norm: float, *, num_records: int, size: int, beside: flo
     return clip_norm * (1 - margin)
 
 
-def _clip_factors(rows: Tensor, radius: float) -> Tensor:
+def _clip_factors(gradients: Rows, radius: float) -> Tensor:
     """min(1, radius / norm) of each row; a row that is not finite is set to 0 in place."""
-    norms = torch.linalg.vector_norm(rows, dim=1)
-    finite = torch.isfinite(norms)  # the squares of finite float32 numbers cannot overflow in float64
+    squares = torch.zeros(len(gradients[0]), dtype=torch.float64)
+    for _, piece in pieces(gradients):
+        squares += torch.linalg.vector_norm(piece, dim=1).square_()
+    finite = torch.isfinite(squares)  # the squares of finite float32 numbers cannot overflow in float64
     if not bool(finite.all()):
-        rows[~finite] = 0.0
-        norms = torch.where(finite, norms, 0.0)
-    factors: Tensor = (radius / norms).clamp(max=1.0)
+        for part in gradients:
+            part[~finite] = 0.0
+        squares = torch.where(finite, squares, 0.0)
+    factors: Tensor = (radius / squares.sqrt_()).clamp(max=1.0)
     return factors
-
-
-def _blocks(
-    model: nn.Module, arrays: Arrays, views: tuple[NDArray[np.float32], ...], labels: NDArray[np.int64]
-) -> Iterator[tuple[Tensor, ...]]:
-    """Per-record gradients at each view of the records, block by block, in float64 buffers used again.
-
-    How the records fall into blocks is a function of the number of parameters, hence public.
-    """
-    # copies lie on torch's own alignment, on which the bits of BLAS may depend
-    parameters = {name: torch.tensor(value, dtype=torch.float32) for name, value in arrays.items()}
-
-    def record_loss(values: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(model, values, (record[None],))
-        return nn.functional.cross_entropy(outputs, label[None])
-
-    gradients_of = vmap(grad(record_loss), in_dims=(None, 0, 0))
-    size = _size(arrays)
-    rows = max(1, min(len(labels), _CHUNK // size))
-    buffers = [torch.empty((rows, size), dtype=torch.float64) for _ in views]
-    for start in range(0, len(labels), rows):
-        part = slice(start, start + rows)
-        batch = torch.cat([torch.tensor(view[part]) for view in views])
-        gradients = gradients_of(parameters, batch, torch.tensor(labels[part]).repeat(len(views)))
-        by_view = zip(*(gradients[name].flatten(1).chunk(len(views)) for name in parameters), strict=True)
-        yield tuple(_fill(buffer, parts) for buffer, parts in zip(buffers, by_view, strict=True))
-
-
-def _fill(buffer: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
-    """Copy the gradients of the parameters beside each other into the first rows of the buffer."""
-    count, start = len(parts[0]), 0
-    for part in parts:
-        buffer[:count, start : start + part.shape[1]] = part
-        start += part.shape[1]
-    return buffer[:count]
 
 
 def _size(arrays: Arrays) -> int:

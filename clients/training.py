@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.func import functional_call, grad
 
-from fedveil.clients.gradients import Arrays, attribute_clipped_mean, clipped_mean
+from fedveil.clients.gradients import Arrays, attribute_mean_and_share, clipped_mean
+from fedveil.models import Learner
 from fedveil.privacy import Release, StepMechanism
 from fedveil.streams import Stream
 
-__all__ = ["ClientData", "LocalUpdate", "local_update"]
+__all__ = ["ClientData", "LocalStepFailed", "LocalUpdate", "local_update"]
 
 _BATCH = 4096  # records of one block of a plain gradient
 
@@ -81,14 +81,33 @@ class LocalUpdate:
         Change of every parameter, in the order and shapes of the model that was sent.
     releases : tuple of Release
         The ledger rows that pay for ``delta``; empty without local privacy.
+    within : float, optional
+        If asked for: share of records whose private attributes add at most C_p to the clipped gradient at the received
+        model, the round's first step. It is exact and no row pays for it: it never leaves the client without noise.
     """
 
     delta: dict[str, NDArray[np.float64]]
     releases: tuple[Release, ...]
+    within: float | None = None
+
+
+class LocalStepFailed(ValueError):
+    """A learner's local step failed after noised means were drawn.
+
+    Parameters
+    ----------
+    message : str
+    releases : tuple of Release
+        The rows of those means: a failure is an outcome of them and tells of them, so they count.
+    """
+
+    def __init__(self, message: str, releases: tuple[Release, ...]) -> None:
+        super().__init__(message)
+        self.releases = releases
 
 
 def local_update(
-    model: nn.Module,
+    learner: Learner,
     arrays: Arrays,
     data: ClientData,
     *,
@@ -100,13 +119,14 @@ def local_update(
     client: int,
     batches: Stream | None = None,
     clip_norm: float = math.inf,
+    count_within: bool = False,
 ) -> LocalUpdate:
-    """Run ``steps`` steps of gradient descent from ``arrays`` on one client's records.
+    """Run ``steps`` local steps from ``arrays`` on one client's records.
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The architecture; its own parameter values are not used and not changed.
+    learner : Learner
+        Network, loss and local step; the network's own parameter values are not used and not changed.
     arrays : mapping of str to array
         The model that was sent.
     data : ClientData
@@ -124,6 +144,8 @@ def local_update(
     clip_norm : float
         Without a mechanism: clip each record's gradient all the same, so that a private run can be compared with
         one that differs in its noise alone.
+    count_within : bool
+        Count the share of records inside the attribute clip; needs a mechanism with one.
 
     Returns
     -------
@@ -134,29 +156,45 @@ def local_update(
     ValueError
         If ``steps < 1``, the mechanism was planned for another number of records, or something it needs is
         missing.
+    LocalStepFailed
+        If the learner's local step fails or returns something of another shape; it carries the rows of the means
+        drawn until then.
 
     Notes
     -----
     With a mechanism, ``delta`` is a function of the received model, public values and ``steps`` noised means.
     Each mean has the sensitivities of :func:`fedveil.clients.gradients.clipped_mean` or
-    ``attribute_clipped_mean`` and noise N(0, sigma^2 I), so under each relation of its rows the round is
-    mu-GDP with mu^2 the sum of the rows' mu^2.
+    ``attribute_mean_and_share`` and noise N(0, sigma^2 I), so under each relation of its rows the round is
+    mu-GDP with mu^2 the sum of the rows' mu^2, whatever the learner's local step makes of them.
     """
     if steps < 1:
         raise ValueError(f"local steps must be at least 1, got {steps}.")
+    if count_within and (mechanism is None or mechanism.attribute_clip_norm is None):
+        raise ValueError(
+            f"client {client} clips no attributes: count_within needs an attribute-level mechanism."
+        )
     if mechanism is not None:
         _check(mechanism, data, client, batches)
     start = {name: np.asarray(value, dtype=np.float64) for name, value in arrays.items()}
     delta = np.zeros(sum(value.size for value in start.values()))
-    for _ in range(steps):
+    gradients: tuple[NDArray[np.float64], ...] = ()
+    releases: tuple[Release, ...] = ()
+    within = None
+    for step in range(steps):
         here = {name: start[name] + change for name, change in _split(delta, start).items()}
         if mechanism is None:
-            delta -= learning_rate * _noiseless_mean(model, here, data, clip_norm)
+            mean = _noiseless_mean(learner, here, data, clip_norm)
         else:
-            noised = _mean(mechanism, model, here, data, batches) + mechanism.sigma * noise.normal(delta.size)
-            delta -= learning_rate * noised
-    rows = (mechanism.releases(client, round, step) for step in range(steps)) if mechanism is not None else ()
-    return LocalUpdate(_split(delta, start), tuple(row for step_rows in rows for row in step_rows))
+            mean, share = _mean(mechanism, learner, here, data, batches)
+            mean += mechanism.sigma * noise.normal(delta.size)
+            releases += tuple(mechanism.releases(client, round, step))
+            within = share if count_within and step == 0 else within
+        gradients += (mean,)
+        try:
+            delta = learner.advance(delta, gradients, learning_rate)
+        except ValueError as error:
+            raise LocalStepFailed(f"client {client}: {error}", releases) from error
+    return LocalUpdate(_split(delta, start), releases, within)
 
 
 def _check(mechanism: StepMechanism, data: ClientData, client: int, batches: Stream | None) -> None:
@@ -175,14 +213,14 @@ def _check(mechanism: StepMechanism, data: ClientData, client: int, batches: Str
 
 
 def _mean(
-    mechanism: StepMechanism, model: nn.Module, arrays: Arrays, data: ClientData, batches: Stream | None
-) -> NDArray[np.float64]:
-    """The mean that the mechanism adds noise to."""
+    mechanism: StepMechanism, learner: Learner, arrays: Arrays, data: ClientData, batches: Stream | None
+) -> tuple[NDArray[np.float64], float | None]:
+    """The mean that the mechanism adds noise to, and the share of records inside the attribute clip if it has one."""
     shape = (-1, *data.record_shape)
     features, labels = data.features, data.labels
     if mechanism.attribute_clip_norm is not None and data.baseline_features is not None:
-        return attribute_clipped_mean(
-            model,
+        return attribute_mean_and_share(
+            learner,
             arrays,
             features.reshape(shape),
             labels,
@@ -194,8 +232,8 @@ def _mean(
     included = None
     if batches is not None and mechanism.sampling_rate < 1:
         included = batches.uniform(len(data)) < mechanism.sampling_rate
-    return clipped_mean(
-        model,
+    mean = clipped_mean(
+        learner,
         arrays,
         features.reshape(shape),
         labels,
@@ -203,27 +241,28 @@ def _mean(
         denominator=mechanism.denominator,
         included=included,
     )
+    return mean, None
 
 
 def _noiseless_mean(
-    model: nn.Module, arrays: Arrays, data: ClientData, clip_norm: float
+    learner: Learner, arrays: Arrays, data: ClientData, clip_norm: float
 ) -> NDArray[np.float64]:
     """The mean gradient, clipped record by record where a norm is given."""
     if math.isinf(clip_norm):
-        return _mean_gradient(model, arrays, data)
+        return _mean_gradient(learner, arrays, data)
     features = data.features.reshape(-1, *data.record_shape)
-    return clipped_mean(model, arrays, features, data.labels, clip_norm, denominator=len(data))
+    return clipped_mean(learner, arrays, features, data.labels, clip_norm, denominator=len(data))
 
 
-def _mean_gradient(model: nn.Module, arrays: Arrays, data: ClientData) -> NDArray[np.float64]:
+def _mean_gradient(learner: Learner, arrays: Arrays, data: ClientData) -> NDArray[np.float64]:
     """The plain gradient of the mean loss over all records."""
     parameters = {name: torch.tensor(value, dtype=torch.float32) for name, value in arrays.items()}
 
     def total_loss(
         values: dict[str, torch.Tensor], records: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        outputs: torch.Tensor = functional_call(model, values, (records,))
-        return nn.functional.cross_entropy(outputs, labels, reduction="sum")
+        outputs: torch.Tensor = functional_call(learner.module, values, (records,))
+        return learner.loss(outputs, labels) * len(labels)
 
     total = np.zeros(sum(np.size(value) for value in arrays.values()))
     for start in range(0, len(data), _BATCH):

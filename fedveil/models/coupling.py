@@ -20,7 +20,7 @@ def refuse_record_coupling(model: nn.Module) -> None:
     Refused are batch normalisation of every kind (also synchronised, lazy, or without running statistics,
     where it mixes the batch), instance normalisation with running statistics, and any other layer with
     buffers named like running statistics. What a custom layer computes in ``forward`` cannot be seen here;
-    :func:`fedveil.models.build_model` tries that on two records.
+    :func:`fedveil.models.build_learner` tries that on two records.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
-"""A user's own network, tried on made-up records before any real one: what private training could not use.
+"""A user's own learner, tried on made-up records before any real one: what private training could not use.
 
 Training takes one gradient per record by ``torch.func`` and every guarantee rests on its depending on that
-record alone. Whatever breaks this in ``forward`` is found here, in one sentence, instead of in round 1.
+record alone. Whatever breaks this in the network, the loss or the local step is found here, in one sentence,
+instead of in round 1.
 """
 
 from __future__ import annotations
@@ -10,22 +11,19 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-__all__ = ["first_line", "try_forward", "try_gradient"]
+from fedveil.models.learner import Learner, first_line, name_of
+
+__all__ = ["try_forward", "try_gradient", "try_local_step", "try_loss"]
 
 _REMEDY = (
     "use no random layers such as Dropout, no branches on values of the records, and no buffers that forward()"
     " changes"
 )
-
-
-def first_line(error: Exception) -> str:
-    """Name an error and quote the first line of its text."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip(' .')}" if lines else type(error).__name__
 
 
 def try_forward(
@@ -91,15 +89,64 @@ def try_forward(
             )
 
 
+def try_loss(
+    learner: Learner, input_shape: tuple[int, ...], num_outputs: int, name: str | None = None
+) -> None:
+    """Take the loss of two made-up records, together and alone.
+
+    Parameters
+    ----------
+    learner : Learner
+        Its network has passed :func:`try_forward`.
+    input_shape : tuple of int
+        Shape of one record.
+    num_outputs : int
+        Number of classes; the records are of the first and the last.
+    name : str, optional
+        What errors call the network; its class when not given.
+
+    Raises
+    ------
+    ValueError
+        If the loss fails, is no finite scalar, changes from call to call, or is not the mean of the losses of the
+        records alone.
+    """
+    who = f"{_who(learner.module, name)}: its loss {name_of(learner.loss)!r}"
+    records = _records(learner.module, input_shape)
+    labels = _labels(num_outputs, records)
+    with torch.no_grad():
+        scores = _scores(learner.module, records)
+        try:
+            together, again = learner.loss(scores.clone(), labels), learner.loss(scores.clone(), labels)
+            alone = [learner.loss(scores[i : i + 1].clone(), labels[i : i + 1]) for i in range(2)]
+        except Exception as error:
+            raise ValueError(
+                f"{who} fails on scores of shape (2, {num_outputs}) or (1, {num_outputs}) and int64 labels"
+                f" ({first_line(error)}): correct it."
+            ) from error
+    for value in (together, again, *alone):
+        if not isinstance(value, Tensor) or value.dim() != 0 or not bool(value.isfinite()):
+            got = repr(value) if not isinstance(value, Tensor) else f"shape {tuple(value.shape)}"
+            got = f"{float(value):g}" if isinstance(value, Tensor) and value.dim() == 0 else got
+            raise ValueError(f"{who} gives {got}: return one finite number, the mean over the records.")
+    if not _close(together, again):
+        raise ValueError(f"{who} changes from one call to the next: draw nothing and keep no state.")
+    if not _close(together, (alone[0] + alone[1]) / 2):
+        raise ValueError(
+            f"{who} of two records is not the mean of the losses of each alone, so records would meet in it: return"
+            " the mean of one value a record."
+        )
+
+
 def try_gradient(
-    model: nn.Module, input_shape: tuple[int, ...], num_outputs: int, name: str | None = None
+    learner: Learner, input_shape: tuple[int, ...], num_outputs: int, name: str | None = None
 ) -> None:
     """Take the gradients of two made-up records one by one, as private training does.
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The network; each of its layers is in the same mode afterwards.
+    learner : Learner
+        Its network and its loss; each layer is in the same mode afterwards.
     input_shape : tuple of int
         Shape of one record.
     num_outputs : int
@@ -113,30 +160,77 @@ def try_gradient(
         If no layer can be trained, ``torch.func`` cannot take the gradients (random layers, branches on
         values, operations that it does not know), or taking them changes a buffer.
     """
-    who = _who(model, name)
+    model, who = learner.module, _who(learner.module, name)
     records = _records(model, input_shape)
-    labels = torch.tensor([0, num_outputs - 1], device=records.device)
+    labels = _labels(num_outputs, records)
     values = {key: value.detach() for key, value in model.named_parameters() if value.requires_grad}
     if not values:
         raise ValueError(f"{who}: it has no trainable parameter, so there is nothing to learn: add a layer.")
 
-    def loss(parameters: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
-        scores: Tensor = functional_call(model, parameters, (record[None],))
-        return nn.functional.cross_entropy(scores, label[None])
-
     for mode in (False, True):
-        buffers = {key: (value, value.clone()) for key, value in model.named_buffers()}
         with _mode(model, mode):
-            try:
-                vmap(grad(loss), in_dims=(None, 0, 0))(values, records, labels)
-                fails = _changed(model, buffers) is not None
-            except Exception:  # whatever torch.func cannot do; its own text speaks of vmap
-                fails = True
-        if fails:
-            raise ValueError(
-                f"{who}: the gradient of {type(model).__name__} cannot be taken for one record at a time, as"
-                f" private training does: {_REMEDY}."
-            ) from None
+            if _can_differentiate(learner, values, records, labels):
+                continue
+            if _can_differentiate(Learner(model), values, records, labels):
+                raise ValueError(
+                    f"{who}: the gradient of its loss {name_of(learner.loss)!r} cannot be taken for one record at a"
+                    " time, as private training does: use no branches on values, nothing random, and no one_hot()"
+                    " (compare labels with torch.arange() instead)."
+                )
+        raise ValueError(
+            f"{who}: the gradient of {type(model).__name__} cannot be taken for one record at a time, as"
+            f" private training does: {_REMEDY}."
+        )
+
+
+def _can_differentiate(learner: Learner, values: dict[str, Tensor], records: Tensor, labels: Tensor) -> bool:
+    """Whether per-record gradients can be taken, and taking them changes no buffer."""
+
+    def loss(parameters: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+        scores: Tensor = functional_call(learner.module, parameters, (record[None],))
+        return learner.loss(scores, label[None])
+
+    buffers = {key: (value, value.clone()) for key, value in learner.module.named_buffers()}
+    try:
+        vmap(grad(loss), in_dims=(None, 0, 0))(values, records, labels)
+    except Exception:  # whatever torch.func cannot do; its own text speaks of vmap
+        return False
+    return _changed(learner.module, buffers) is None
+
+
+def try_local_step(learner: Learner, name: str | None = None) -> None:
+    """Take two local steps along made-up gradients, twice.
+
+    Parameters
+    ----------
+    learner : Learner
+        Its local step; the network says how many parameters there are.
+    name : str, optional
+        What errors call the network; its class when not given.
+
+    Raises
+    ------
+    ValueError
+        If the local step fails, gives another shape, NaN or infinity, or changes from call to call.
+    """
+    who = _who(learner.module, name)
+    size = sum(value.numel() for value in learner.module.parameters() if value.requires_grad)
+    first = np.linspace(-1.0, 1.0, size)
+    results = []
+    for _ in range(2):
+        try:
+            change = learner.advance(np.zeros(size), (first,), 0.1)
+            results.append(learner.advance(change, (first, first**2), 0.1))
+        except ValueError as error:
+            raise ValueError(f"{who}: its {error}") from error
+    step = f"{who}: its local step {name_of(learner.local_step)!r}"
+    if not np.all(np.isfinite(results)):
+        raise ValueError(f"{step} gives NaN or infinity from gradients between -1 and 1: correct it.")
+    if not np.array_equal(results[0], results[1]):
+        raise ValueError(
+            f"{step} gives something else when it is called again: keep no state, which would carry one client into"
+            " another, and draw nothing."
+        )
 
 
 def _who(model: nn.Module, name: str | None) -> str:
@@ -147,6 +241,11 @@ def _records(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     """Two records of values from 0 to 1."""
     device = next((parameter.device for parameter in model.parameters()), None)
     return torch.linspace(0.0, 1.0, 2 * math.prod(input_shape), device=device).reshape(2, *input_shape)
+
+
+def _labels(num_outputs: int, records: Tensor) -> Tensor:
+    """The first and the last class."""
+    return torch.tensor([0, num_outputs - 1], device=records.device)
 
 
 def _scores(model: nn.Module, records: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,16 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.clients import attribute_clipped_mean, clipped_mean
-from fedveil.clients.gradients import _blocks, private_radius
-from fedveil.models import build_model
+from fedveil.clients.gradients import attribute_mean_and_share, private_radius
+from fedveil.clients.record_gradients import gradient_blocks
+from fedveil.models import Learner, build_learner
 
 Floats = NDArray[np.float32]
 
 
-def arrays_of(model: torch.nn.Module, rng: np.random.Generator, scale: float = 1.0) -> dict[str, Floats]:
+def arrays_of(learner: Learner, rng: np.random.Generator, scale: float = 1.0) -> dict[str, Floats]:
     return {
         name: (scale * rng.standard_normal(tuple(value.shape))).astype(np.float32)
-        for name, value in model.named_parameters()
+        for name, value in learner.module.named_parameters()
     }
 
 
@@ -46,21 +48,21 @@ def clip(rows: NDArray[np.float64], norm: float) -> NDArray[np.float64]:
 
 def test_clipped_mean_of_softmax_regression_is_the_closed_form() -> None:
     rng = np.random.default_rng(1)
-    model = build_model("softmax", (7,), 3)
-    arrays = arrays_of(model, rng)
+    learner = build_learner("softmax", (7,), 3)
+    arrays = arrays_of(learner, rng)
     features, labels = rng.standard_normal((50, 7)).astype(np.float32), rng.integers(0, 3, 50)
     weight, bias = (value.astype(np.float64) for value in arrays.values())
     rows = softmax_gradients(weight, bias, features.astype(np.float64), labels)
     assert 0.1 < np.mean(np.linalg.norm(rows, axis=1) > 1) < 0.9  # some are clipped, some are not
-    got = clipped_mean(model, arrays, features, labels, 1.0, denominator=50)
+    got = clipped_mean(learner, arrays, features, labels, 1.0, denominator=50)
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, clip(rows, 1.0).mean(axis=0), rtol=0, atol=1e-6)
 
 
 def test_attribute_mean_of_softmax_regression_is_the_closed_form() -> None:
     rng = np.random.default_rng(2)
-    model = build_model("softmax", (7,), 3)
-    arrays = arrays_of(model, rng)
+    learner = build_learner("softmax", (7,), 3)
+    arrays = arrays_of(learner, rng)
     features, labels = rng.standard_normal((50, 7)).astype(np.float32), rng.integers(0, 3, 50)
     baseline = features.copy()
     baseline[:, 2:5] = 0.5
@@ -69,62 +71,123 @@ def test_attribute_mean_of_softmax_regression_is_the_closed_form() -> None:
     there = clip(softmax_gradients(weight, bias, baseline.astype(np.float64), labels), 1.0)
     assert 0.2 < np.mean(np.linalg.norm(here - there, axis=1) > 0.6) < 0.9
     expected = there.mean(axis=0) + clip(here - there, 0.6).mean(axis=0)
-    got = attribute_clipped_mean(model, arrays, features, labels, baseline, 1.0, 0.6, denominator=50)
+    got = attribute_clipped_mean(learner, arrays, features, labels, baseline, 1.0, 0.6, denominator=50)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+def test_the_share_inside_the_attribute_clip_is_the_count_of_the_closed_form() -> None:
+    rng = np.random.default_rng(12)
+    learner = build_learner("softmax", (7,), 3)
+    arrays = arrays_of(learner, rng)
+    features, labels = rng.standard_normal((50, 7)).astype(np.float32), rng.integers(0, 3, 50)
+    baseline = features.copy()
+    baseline[:, 2:5] = 0.5
+    weight, bias = (value.astype(np.float64) for value in arrays.values())
+    here = clip(softmax_gradients(weight, bias, features.astype(np.float64), labels), 1.0)
+    there = clip(softmax_gradients(weight, bias, baseline.astype(np.float64), labels), 1.0)
+    norms = np.linalg.norm(here - there, axis=1)
+    for norm in (0.05, 0.6, 1.9, 2.0):  # none of the 50 is within rounding of these
+        mean, share = attribute_mean_and_share(
+            learner, arrays, features, labels, baseline, 1.0, norm, denominator=50
+        )
+        assert share == np.mean(norms <= norm)
+        alone = attribute_clipped_mean(learner, arrays, features, labels, baseline, 1.0, norm, denominator=50)
+        np.testing.assert_array_equal(mean, alone)
+    assert share == 1.0  # two points of the unit ball are never further apart
+
+
+def test_the_loss_of_the_learner_is_what_gradients_are_of() -> None:
+    """Half the squared distance to the one-hot label: the gradient is (scores - one-hot) times the record."""
+    rng = np.random.default_rng(13)
+
+    def distance(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        wanted = (labels[:, None] == torch.arange(3)).to(scores.dtype)
+        return 0.5 * ((scores - wanted) ** 2).sum(dim=1).mean()
+
+    learner = replace(build_learner("softmax", (4,), 3), loss=distance)
+    arrays = arrays_of(learner, rng)
+    features, labels = rng.standard_normal((20, 4)).astype(np.float32), rng.integers(0, 3, 20)
+    weight, bias = (value.astype(np.float64) for value in arrays.values())
+    error = features @ weight.T + bias - np.eye(3)[labels]
+    rows = np.concatenate([(error[:, :, None] * features[:, None, :]).reshape(20, -1), error], axis=1)
+    assert 0.05 < np.mean(np.linalg.norm(rows, axis=1) > 3.0) < 0.95
+    got = clipped_mean(learner, arrays, features, labels, 3.0, denominator=20)
+    np.testing.assert_allclose(got, clip(rows, 3.0).mean(axis=0), rtol=0, atol=1e-5)
 
 
 def test_gradients_of_a_perceptron_are_those_of_backward_record_by_record() -> None:
     rng = np.random.default_rng(3)
-    model = build_model("mlp", (1, 4, 4), 5, hidden=6)
-    arrays = arrays_of(model, rng)
+    learner = build_learner("mlp", (1, 4, 4), 5, hidden=6)
+    arrays = arrays_of(learner, rng)
     features, labels = rng.standard_normal((9, 1, 4, 4)).astype(np.float32), rng.integers(0, 5, 9)
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        for name, value in learner.module.named_parameters():
             value.copy_(torch.from_numpy(arrays[name]))
     rows = []
     for record, label in zip(features, labels, strict=True):
-        model.zero_grad()
+        learner.module.zero_grad()
         torch.nn.functional.cross_entropy(
-            model(torch.from_numpy(record[None])), torch.tensor([label])
+            learner.module(torch.from_numpy(record[None])), torch.tensor([label])
         ).backward()
-        rows.append(np.concatenate([value.grad.numpy().ravel() for value in model.parameters()]))
+        rows.append(np.concatenate([value.grad.numpy().ravel() for value in learner.module.parameters()]))
     expected = clip(np.array(rows, dtype=np.float64), 2.0).mean(axis=0)
-    got = clipped_mean(model, arrays, features, labels, 2.0, denominator=9)
+    got = clipped_mean(learner, arrays, features, labels, 2.0, denominator=9)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 
 def test_many_blocks_give_the_mean_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
-    model = build_model("softmax", (7,), 3)
-    arrays = arrays_of(model, rng)
+    learner = build_learner("softmax", (7,), 3)
+    arrays = arrays_of(learner, rng)
     features, labels = rng.standard_normal((50, 7)).astype(np.float32), rng.integers(0, 3, 50)
-    whole = attribute_clipped_mean(model, arrays, features, labels, 0 * features, 1.0, 0.5, denominator=50)
-    monkeypatch.setattr("fedveil.clients.gradients._CHUNK", 24 * 7)  # 7 records a block
-    parts = attribute_clipped_mean(model, arrays, features, labels, 0 * features, 1.0, 0.5, denominator=50)
+    whole = attribute_clipped_mean(learner, arrays, features, labels, 0 * features, 1.0, 0.5, denominator=50)
+    monkeypatch.setattr("fedveil.clients.record_gradients._CHUNK", 24 * 7)  # 7 records a block
+    parts = attribute_clipped_mean(learner, arrays, features, labels, 0 * features, 1.0, 0.5, denominator=50)
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-7)
+
+
+def test_a_network_too_large_for_a_block_gives_the_mean_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(14)
+    learner = build_learner("mlp", (7,), 3, hidden=5)
+    arrays = arrays_of(learner, rng)
+    features, labels = rng.standard_normal((9, 7)).astype(np.float32), rng.integers(0, 3, 9)
+    features[4, 2] = np.inf
+    baseline = np.where(np.arange(7) < 3, np.float32(0.5), features)
+
+    def means() -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        step = clipped_mean(learner, arrays, features, labels, 1.0, denominator=9, included=labels > 0)
+        return step, *attribute_mean_and_share(
+            learner, arrays, features, labels, baseline, 1.0, 0.3, denominator=9
+        )
+
+    together = means()
+    monkeypatch.setattr("fedveil.clients.record_gradients._CHUNK", 1)  # one record at a time
+    monkeypatch.setattr("fedveil.clients.record_gradients._PIECE", 4)  # a parameter lies in several pieces
+    for one, other in zip(together, means(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
 
 
 def test_a_gradient_that_is_not_finite_counts_as_zero_and_leaves_the_others() -> None:
     rng = np.random.default_rng(5)
-    model = build_model("softmax", (4,), 3)
-    arrays = arrays_of(model, rng)
+    learner = build_learner("softmax", (4,), 3)
+    arrays = arrays_of(learner, rng)
     features, labels = rng.standard_normal((6, 4)).astype(np.float32), rng.integers(0, 3, 6)
-    good = clipped_mean(model, arrays, features[:3], labels[:3], 1.0, denominator=6)
+    good = clipped_mean(learner, arrays, features[:3], labels[:3], 1.0, denominator=6)
     features[3, 0], features[4, 1], features[5, :] = np.nan, np.inf, -np.inf
-    bad = clipped_mean(model, arrays, features, labels, 1.0, denominator=6)
+    bad = clipped_mean(learner, arrays, features, labels, 1.0, denominator=6)
     np.testing.assert_allclose(bad, good, rtol=0, atol=1e-9)
 
 
 def test_at_an_attribute_step_each_of_the_two_gradients_counts_as_zero_by_itself() -> None:
     rng = np.random.default_rng(6)
-    model = build_model("softmax", (4,), 3)
-    arrays = arrays_of(model, rng)
+    learner = build_learner("softmax", (4,), 3)
+    arrays = arrays_of(learner, rng)
     features, labels = rng.standard_normal((1, 4)).astype(np.float32), rng.integers(0, 3, 1)
     baseline = features.copy()
     baseline[:, 0] = 0.0
     features[:, 0] = np.nan
-    at_baseline = clipped_mean(model, arrays, baseline, labels, 1.0, denominator=1)
-    got = attribute_clipped_mean(model, arrays, features, labels, baseline, 1.0, 0.25, denominator=1)
+    at_baseline = clipped_mean(learner, arrays, baseline, labels, 1.0, denominator=1)
+    got = attribute_clipped_mean(learner, arrays, features, labels, baseline, 1.0, 0.25, denominator=1)
     # g = 0, so d = -g0 is clipped to 0.25
     np.testing.assert_allclose(got, at_baseline * (1 - 0.25 / np.linalg.norm(at_baseline)), rtol=1e-6)
 
@@ -143,16 +206,26 @@ def strange_records(rng: np.random.Generator, count: int, shape: tuple[int, ...]
 
 def cases(
     seed: int, count: int
-) -> Iterator[tuple[torch.nn.Module, dict[str, Floats], Floats, NDArray[np.int64], float]]:
+) -> Iterator[tuple[Learner, dict[str, Floats], Floats, NDArray[np.int64], float]]:
     """Random models, parameters, data sets and clipping norms."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         shape = ((6,), (1, 3, 2))[rng.integers(2)]
-        model = build_model(("softmax", "mlp")[rng.integers(2)], shape, 4, hidden=5)
+        learner = build_learner(("softmax", "mlp")[rng.integers(2)], shape, 4, hidden=5)
         n = int(rng.choice([1, 2, 3, 17]))
-        arrays = arrays_of(model, rng, scale=float(rng.choice([0.0, 1.0, 30.0])))
+        arrays = arrays_of(learner, rng, scale=float(rng.choice([0.0, 1.0, 30.0])))
         features, labels = strange_records(rng, n, shape), rng.integers(0, 4, n)
-        yield model, arrays, features, labels, float(rng.choice([1e-12, 0.3, 1.0, 1e9]))
+        yield learner, arrays, features, labels, float(rng.choice([1e-12, 0.3, 1.0, 1e9]))
+
+
+@pytest.fixture(params=["blocks", "one at a time"])
+def num_cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Both ways in which gradients are computed, many records at once or one by one; fewer cases of the slow one."""
+    if request.param == "blocks":
+        return 150
+    monkeypatch.setattr("fedveil.clients.record_gradients._CHUNK", 1)
+    monkeypatch.setattr("fedveil.clients.record_gradients._PIECE", 16)
+    return 40
 
 
 def moved(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
@@ -161,20 +234,22 @@ def moved(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
     return math.sqrt(math.fsum(float(x) ** 2 for x in after - before))
 
 
-def test_replacing_one_record_moves_a_record_level_mean_by_at_most_its_sensitivity() -> None:
+def test_replacing_one_record_moves_a_record_level_mean_by_at_most_its_sensitivity(num_cases: int) -> None:
     rng = np.random.default_rng(7)
-    for model, arrays, features, labels, norm in cases(8, 150):
+    for learner, arrays, features, labels, norm in cases(8, num_cases):
         n = len(labels)
         other, other_labels, i = features.copy(), labels.copy(), rng.integers(n)
         other[i], other_labels[i] = strange_records(rng, 1, features.shape[1:])[0], rng.integers(4)
-        before = clipped_mean(model, arrays, features, labels, norm, denominator=n)
-        after = clipped_mean(model, arrays, other, other_labels, norm, denominator=n)
+        before = clipped_mean(learner, arrays, features, labels, norm, denominator=n)
+        after = clipped_mean(learner, arrays, other, other_labels, norm, denominator=n)
         assert moved(before, after) <= 2 * norm / n
 
 
-def test_replacing_one_record_moves_an_attribute_level_mean_by_at_most_both_sensitivities() -> None:
+def test_replacing_one_record_moves_an_attribute_level_mean_by_at_most_both_sensitivities(
+    num_cases: int,
+) -> None:
     rng = np.random.default_rng(9)
-    for model, arrays, features, labels, norm in cases(10, 150):
+    for learner, arrays, features, labels, norm in cases(10, num_cases):
         n, share = len(labels), float(rng.choice([1.0, 0.3, 1e-3]))
         private = rng.random(features.shape[1:]) < 0.5
         i = rng.integers(n)
@@ -184,7 +259,7 @@ def test_replacing_one_record_moves_an_attribute_level_mean_by_at_most_both_sens
         record[i], record_labels[i] = replacement, rng.integers(4)
         before, after_attribute, after_record = (
             attribute_clipped_mean(
-                model,
+                learner,
                 arrays,
                 x,
                 y,
@@ -199,14 +274,14 @@ def test_replacing_one_record_moves_an_attribute_level_mean_by_at_most_both_sens
         assert moved(before, after_record) <= 2 * norm / n
 
 
-def opposite_records(n: int) -> tuple[torch.nn.Module, dict[str, Floats], Floats, Floats, NDArray[np.int64]]:
+def opposite_records(n: int) -> tuple[Learner, dict[str, Floats], Floats, Floats, NDArray[np.int64]]:
     """A pair of neighbours whose one changed record has opposite gradients: the worst case."""
-    model = build_model(lambda shape, outputs: torch.nn.Linear(*shape, outputs, bias=False), (3,), 2)
+    learner = build_learner(lambda shape, outputs: torch.nn.Linear(*shape, outputs, bias=False), (3,), 2)
     features = np.zeros((n, 3), dtype=np.float32)
     features[1:, 1] = 1.0
     features[0, 0] = 1e6
     return (
-        model,
+        learner,
         {"weight": np.zeros((2, 3), dtype=np.float32)},
         features,
         -features,
@@ -216,16 +291,16 @@ def opposite_records(n: int) -> tuple[torch.nn.Module, dict[str, Floats], Floats
 
 @pytest.mark.parametrize("n", [1, 4, 3000])
 def test_the_sensitivities_are_attained_by_opposite_records(n: int) -> None:
-    model, arrays, features, negative, labels = opposite_records(n)
+    learner, arrays, features, negative, labels = opposite_records(n)
     other = features.copy()
     other[0] = negative[0]
-    before = clipped_mean(model, arrays, features, labels, 0.5, denominator=n)
-    after = clipped_mean(model, arrays, other, labels, 0.5, denominator=n)
+    before = clipped_mean(learner, arrays, features, labels, 0.5, denominator=n)
+    after = clipped_mean(learner, arrays, other, labels, 0.5, denominator=n)
     assert 2 * 0.5 / n * (1 - 1e-7) < moved(before, after) <= 2 * 0.5 / n
     baseline = features.copy()
     baseline[:, 0] = 0.0
-    before = attribute_clipped_mean(model, arrays, features, labels, baseline, 0.5, 0.05, denominator=n)
-    after = attribute_clipped_mean(model, arrays, other, labels, baseline, 0.5, 0.05, denominator=n)
+    before = attribute_clipped_mean(learner, arrays, features, labels, baseline, 0.5, 0.05, denominator=n)
+    after = attribute_clipped_mean(learner, arrays, other, labels, baseline, 0.5, 0.05, denominator=n)
     assert 2 * 0.05 / n * (1 - 1e-6) < moved(before, after) <= 2 * 0.05 / n
 
 
@@ -240,18 +315,22 @@ def convolution(_: tuple[int, ...], outputs: int) -> torch.nn.Module:
     )
 
 
-@pytest.mark.parametrize("count", [3, 333])
-@pytest.mark.parametrize("name", ["softmax", "mlp", convolution])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [(name, count) for name in ("softmax", "mlp", convolution) for count in (3, 333)] + [("cnn", 3)],
+)
 def test_another_record_changes_no_bit_of_a_record_gradient(name: str, count: int) -> None:
     # the proof of every sensitivity needs it
     rng = np.random.default_rng(11)
-    model = build_model(name, (1, 8, 8), 10, hidden=700)
-    arrays = arrays_of(model, rng, scale=0.1)
+    learner = build_learner(name, (1, 8, 8), 10, hidden=700)
+    arrays = arrays_of(learner, rng, scale=0.1)
     features, labels = rng.standard_normal((count, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, count)
 
     def rows() -> NDArray[np.float64]:
-        blocks = _blocks(model, arrays, (features, features), labels)
-        return np.concatenate([block[0].numpy().copy() for block in blocks])
+        blocks = gradient_blocks(learner, arrays, (features, features), labels)
+        return np.concatenate(
+            [np.concatenate([part.numpy() for part in block[0]], axis=1) for block in blocks]
+        )
 
     before = rows()
     features[0] = np.nan
@@ -264,9 +343,9 @@ def test_another_record_changes_no_bit_of_a_record_gradient(name: str, count: in
 
 def test_rounding_of_a_long_sum_stays_inside_the_margin() -> None:
     # n equal records: the rounding errors of the additions all have the same sign
-    model, arrays, features, _, labels = opposite_records(20_000)
+    learner, arrays, features, _, labels = opposite_records(20_000)
     features[:] = features[0]
-    mean = clipped_mean(model, arrays, features, labels, 0.1, denominator=len(labels))
+    mean = clipped_mean(learner, arrays, features, labels, 0.1, denominator=len(labels))
     assert np.linalg.norm(mean) <= 0.1
     assert np.linalg.norm(mean) > 0.1 * (1 - 1e-5)
 
@@ -283,10 +362,10 @@ def test_the_radius_leaves_room_for_rounding_and_is_refused_where_there_is_none(
 
 
 def test_no_records_give_a_zero_mean() -> None:
-    model = build_model("softmax", (4,), 3)
-    arrays = arrays_of(model, np.random.default_rng(0))
+    learner = build_learner("softmax", (4,), 3)
+    arrays = arrays_of(learner, np.random.default_rng(0))
     empty = clipped_mean(
-        model,
+        learner,
         arrays,
         np.zeros((0, 4), np.float32),
         np.zeros(0, np.int64),
@@ -299,19 +378,19 @@ def test_no_records_give_a_zero_mean() -> None:
 def test_who_else_is_in_the_sample_changes_no_bit_of_a_record_s_gradient() -> None:
     """Under Poisson sampling the batch's size is secret: shapes must not depend on it."""
     rng = np.random.default_rng(5)
-    model = build_model("mlp", (12,), 3)
-    arrays = arrays_of(model, rng)
+    learner = build_learner("mlp", (12,), 3)
+    arrays = arrays_of(learner, rng)
     features = rng.random((40, 12), dtype=np.float32)
     labels = rng.integers(0, 3, 40)
     only = np.zeros(40, np.bool_)
     only[7] = True
-    alone = clipped_mean(model, arrays, features, labels, 1.0, denominator=12.0, included=only)
+    alone = clipped_mean(learner, arrays, features, labels, 1.0, denominator=12.0, included=only)
     for other in range(40):
         if other != 7:
             pair = only.copy()
             pair[other] = True
-            both = clipped_mean(model, arrays, features, labels, 1.0, denominator=12.0, included=pair)
+            both = clipped_mean(learner, arrays, features, labels, 1.0, denominator=12.0, included=pair)
             single = pair.copy()
             single[7] = False
-            rest = clipped_mean(model, arrays, features, labels, 1.0, denominator=12.0, included=single)
+            rest = clipped_mean(learner, arrays, features, labels, 1.0, denominator=12.0, included=single)
             np.testing.assert_allclose(both, alone + rest, rtol=0, atol=1e-16)

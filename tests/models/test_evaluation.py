@@ -8,7 +8,7 @@ import torch
 from scipy.special import log_softmax
 from torch import nn
 
-from fedveil.models import Evaluation, build_model, evaluate, initial_arrays
+from fedveil.models import Evaluation, build_learner, evaluate, initial_arrays
 from fedveil.streams import Streams
 
 Arrays = dict[str, np.ndarray]
@@ -18,7 +18,7 @@ def problem(
     num: int = 57, features: int = 6, classes: int = 4
 ) -> tuple[nn.Module, Arrays, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
-    model = build_model("softmax", (features,), classes)
+    model = build_learner("softmax", (features,), classes).module
     arrays = initial_arrays(model, Streams.seeded("c", 2).stream("model"))
     x = rng.uniform(size=(num, features)).astype(np.float32)
     return model, arrays, x, rng.integers(0, classes, num)
@@ -54,7 +54,7 @@ def test_records_of_a_shape_are_given_to_the_model_in_it() -> None:
     def factory(shape: tuple[int, ...], outputs: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, outputs))
 
-    model = build_model(factory, (1, 3, 3), 2)
+    model = build_learner(factory, (1, 3, 3), 2).module
     arrays = initial_arrays(model, Streams.seeded("c", 0).stream("model"))
     x = np.random.default_rng(0).uniform(size=(5, 9)).astype(np.float32)
     y = np.array([0, 1, 0, 1, 1])

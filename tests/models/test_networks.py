@@ -11,8 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.models import build_model, initial_arrays, refuse_record_coupling
+from fedveil.models import build_learner, initial_arrays, refuse_record_coupling
 from fedveil.streams import Streams
+
+
+def build(factory: Any, input_shape: tuple[int, ...], num_outputs: int, hidden: int = 64) -> nn.Module:
+    return build_learner(factory, input_shape, num_outputs, hidden).module
 
 
 def parameters(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -23,7 +27,7 @@ def parameters(model: nn.Module) -> dict[str, tuple[int, ...]]:
     ("name", "count"), [("softmax", 784 * 10 + 10), ("mlp", 784 * 32 + 32 + 32 * 10 + 10)]
 )
 def test_a_network_takes_images_and_flat_records_alike(name: str, count: int) -> None:
-    model = build_model(name, (1, 28, 28), 10, hidden=32)
+    model = build(name, (1, 28, 28), 10, hidden=32)
     assert sum(math.prod(shape) for shape in parameters(model).values()) == count
     images = torch.linspace(0, 1, 3 * 784).reshape(3, 1, 28, 28)
     assert model(images).shape == (3, 10)
@@ -31,7 +35,7 @@ def test_a_network_takes_images_and_flat_records_alike(name: str, count: int) ->
 
 
 def test_softmax_is_one_linear_layer() -> None:
-    model = build_model("softmax", (3,), 2)
+    model = build("softmax", (3,), 2)
     arrays = initial_arrays(model, Streams.seeded("c", 1).stream("model"))
     weight, bias = arrays.values()
     x = np.array([[0.1, 0.5, 0.9]], dtype=np.float32)
@@ -43,11 +47,11 @@ def test_softmax_is_one_linear_layer() -> None:
 
 def test_building_is_deterministic_and_leaves_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    left = build_model("mlp", (4,), 3)
+    left = build("mlp", (4,), 3)
     torch.rand(5)
-    right = build_model("mlp", (4,), 3)
+    right = build("mlp", (4,), 3)
     torch.random.set_rng_state(before)
-    build_model("mlp", (4,), 3)
+    build("mlp", (4,), 3)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True))
 
@@ -63,7 +67,7 @@ def test_a_users_own_factory_gets_the_shape_and_the_number_of_outputs() -> None:
             nn.Linear(4 * side**2, num_outputs),
         )
 
-    model = build_model(convolution, (1, 8, 8), 5)
+    model = build(convolution, (1, 8, 8), 5)
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
     arrays = initial_arrays(model, Streams.seeded("c", 1).stream("model"))
     assert (arrays["1.weight"] == 1).all()  # the scale of a normalisation stays as built
@@ -73,7 +77,7 @@ def test_a_users_own_factory_gets_the_shape_and_the_number_of_outputs() -> None:
 
 def test_initial_arrays_are_fan_in_scaled_uniform_with_zero_biases() -> None:
     """A uniform law on (-b, b): mean 0 and variance b^2/3 within 5 standard errors (false alarm 1e-6)."""
-    model = build_model("mlp", (400,), 10, hidden=100)
+    model = build("mlp", (400,), 10, hidden=100)
     arrays = initial_arrays(model, Streams.seeded("c", 7).stream("model"))
     assert list(arrays) == list(parameters(model))
     assert {name: value.shape for name, value in arrays.items()} == parameters(model)
@@ -87,7 +91,7 @@ def test_initial_arrays_are_fan_in_scaled_uniform_with_zero_biases() -> None:
 
 
 def test_initial_arrays_are_the_streams_words_in_order() -> None:
-    model = build_model("mlp", (4,), 3, hidden=2)
+    model = build("mlp", (4,), 3, hidden=2)
     arrays = initial_arrays(model, Streams.seeded("c", 7).stream("model"))
     draws = 2 * Streams.seeded("c", 7).stream("model").uniform(8 + 6) - 1
     np.testing.assert_array_equal(arrays["1.weight"].ravel(), (draws[:8] / 2).astype(np.float32))
@@ -95,7 +99,7 @@ def test_initial_arrays_are_the_streams_words_in_order() -> None:
 
 
 def test_frozen_parameters_are_no_arrays() -> None:
-    model = build_model("mlp", (4,), 3)
+    model = build("mlp", (4,), 3)
     next(model.parameters()).requires_grad_(False)
     assert "1.weight" not in initial_arrays(model, Streams.seeded("c", 0).stream("model"))
     with pytest.raises(ValueError, match="no trainable parameter"):
@@ -142,9 +146,7 @@ def test_layers_that_normalise_one_record_are_allowed(layer: nn.Module) -> None:
 
 def test_a_factory_with_batch_normalisation_is_refused() -> None:
     with pytest.raises(ValueError, match=r"BatchNorm1d"):
-        build_model(
-            lambda shape, outputs: nn.Sequential(nn.Linear(4, outputs), nn.BatchNorm1d(outputs)), (4,), 3
-        )
+        build(lambda shape, outputs: nn.Sequential(nn.Linear(4, outputs), nn.BatchNorm1d(outputs)), (4,), 3)
 
 
 def test_a_custom_forward_that_mixes_records_is_found_by_running_it() -> None:
@@ -158,16 +160,16 @@ def test_a_custom_forward_that_mixes_records_is_found_by_running_it() -> None:
             return scores - scores.mean(dim=0)
 
     with pytest.raises(ValueError, match=r"Mixing.*depends on the other records"):
-        build_model(lambda shape, outputs: Mixing(), (4,), 3)
+        build(lambda shape, outputs: Mixing(), (4,), 3)
 
 
 def test_an_unknown_name_a_wrong_output_and_a_factory_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'sofmax' is unknown.*nearest: 'softmax'"):
-        build_model("sofmax", (4,), 3)
+        build("sofmax", (4,), 3)
     with pytest.raises(ValueError, match=r"shape \(2, 7\).*must be \(2, 3\)"):
-        build_model(lambda shape, outputs: nn.Linear(4, 7), (4,), 3)
+        build(lambda shape, outputs: nn.Linear(4, 7), (4,), 3)
     with pytest.raises(ValueError, match="returned NoneType"):
-        build_model(lambda shape, outputs: None, (4,), 3)  # type: ignore[arg-type, return-value]
+        build(lambda shape, outputs: None, (4,), 3)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_an_unknown_name_a_wrong_output_and_a_factory_of_nothing_are_refused() -
 )
 def test_sizes_out_of_range_are_refused(shape: tuple[int, ...], outputs: int, hidden: int) -> None:
     with pytest.raises(ValueError, match="record shape of positive sizes"):
-        build_model("mlp", shape, outputs, hidden)
+        build("mlp", shape, outputs, hidden)
 
 
 class Custom(nn.Module):
@@ -202,7 +204,7 @@ def mixing(mode: bool) -> Callable[[Custom, torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize("mode", [True, False])
 def test_records_that_mix_in_one_mode_only_are_found(mode: bool) -> None:
     with pytest.raises(ValueError, match="Custom for a record depends on the other records"):
-        build_model(lambda shape, outputs: Custom(mixing(mode)), (4,), 3)
+        build(lambda shape, outputs: Custom(mixing(mode)), (4,), 3)
 
 
 def branching(model: Custom, records: torch.Tensor) -> torch.Tensor:
@@ -237,7 +239,7 @@ def test_what_per_record_gradients_cannot_do_is_refused_in_one_sentence(model: n
     with pytest.raises(
         ValueError, match=r"model = '.*<lambda>': .*no random layers such as Dropout"
     ) as error:
-        build_model(lambda shape, outputs: model, (4,), 3)
+        build(lambda shape, outputs: model, (4,), 3)
     said = str(error.value)
     assert "vmap" not in said
     assert "\n" not in said
@@ -250,7 +252,7 @@ def test_a_trial_leaves_the_mode_of_each_layer_and_the_parameters() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     model[1].eval()
     before = [value.clone() for value in model.parameters()]
-    assert build_model(lambda shape, outputs: model, (4,), 3) is model
+    assert build(lambda shape, outputs: model, (4,), 3) is model
     assert [layer.training for layer in model] == [True, False, True]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
     assert all(value.grad is None for value in model.parameters())
@@ -262,7 +264,7 @@ def test_outputs_that_are_not_finite_are_refused() -> None:
         return scores
 
     with pytest.raises(ValueError, match="NaN or infinite on a record of zeros"):
-        build_model(lambda shape, outputs: Custom(normed), (4,), 3)
+        build(lambda shape, outputs: Custom(normed), (4,), 3)
 
 
 def no_arguments() -> nn.Module:
@@ -290,14 +292,14 @@ def another_size(shape: tuple[int, ...], outputs: int) -> nn.Module:
 )
 def test_a_factory_that_fails_is_named(factory: Any, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^model = '.*{message.removeprefix('model = ').lstrip(chr(39))}"):
-        build_model(factory, (4,), 3)
+        build(factory, (4,), 3)
 
 
 def test_a_network_without_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="no trainable parameter"):
-        build_model(lambda shape, outputs: nn.Identity(), (3,), 3)
+        build(lambda shape, outputs: nn.Identity(), (3,), 3)
 
 
 def test_lazy_layers_are_built_by_the_trial() -> None:
-    model = build_model(lambda shape, outputs: nn.Sequential(nn.LazyLinear(outputs)), (4,), 3)
+    model = build(lambda shape, outputs: nn.Sequential(nn.LazyLinear(outputs)), (4,), 3)
     assert parameters(model) == {"0.weight": (3, 4), "0.bias": (3,)}
