@@ -8,21 +8,21 @@ however the clients are grouped into cohorts and in whatever order they come.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from fedveil.artifacts import NodeLedger
 from fedveil.clients.gradients import Arrays
 from fedveil.clients.memory_ledger import MemoryLedger
-from fedveil.clients.training import ClientData, LocalUpdate, local_update
-from fedveil.models import refuse_record_coupling
-from fedveil.privacy import PrivacyFilter, Relation, Release, StepMechanism
-from fedveil.streams import Streams
+from fedveil.clients.meter import ContributionMeter, Measured
+from fedveil.clients.training import ClientData, LocalStepFailed, LocalUpdate, local_update
+from fedveil.models import Learner, refuse_record_coupling
+from fedveil.privacy import NOTHING, Known, Plan, PrivacyFilter, Relation, Release, gradient_rows
+from fedveil.streams import Stream, Streams
 from fedveil.wire import to_fixed
 
 __all__ = ["Cohort", "CohortResult"]
@@ -37,13 +37,16 @@ class CohortResult:
     Parameters
     ----------
     totals : dict of str to int64 array
-        Fixed-point sums of n_i times the update, over the clients that took part; 0 where the updates are kept.
+        Fixed-point sums of weight times update, over the clients that took part; 0 where the updates are kept.
     num_examples : int
         Sum of their n_i, which are public.
     took_part, out_of_budget : tuple of int
         Clients that trained, and clients whose filter refused them, in the order asked for.
     releases : tuple of Release
-        Ledger rows of the clients that took part.
+        Ledger rows of the clients that took part. Rows whose noise was chosen from private data stay in the node's
+        ledger and are not here.
+    released : dict of int to dict
+        Values that clients released beside their updates, noised, by client and name; the rows pay for them.
     updates : dict of str to float64 array, optional
         Each client's update, stacked in the order of ``took_part``; only if asked for.
     """
@@ -53,7 +56,27 @@ class CohortResult:
     took_part: tuple[int, ...]
     out_of_budget: tuple[int, ...]
     releases: tuple[Release, ...]
+    released: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
     updates: dict[str, NDArray[np.float64]] | None = None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What one client is asked to do in a round."""
+
+    round: int
+    client: int
+    known: Known
+    measure: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """What one client did in a round."""
+
+    update: LocalUpdate
+    released: dict[str, tuple[float, ...]]
+    rows: tuple[Release, ...]
 
 
 class Cohort:
@@ -61,13 +84,13 @@ class Cohort:
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The architecture. No layer may mix records.
+    learner : Learner
+        The architecture, its loss and its local step. No layer may mix records.
     data : mapping or callable
         ``data[client]`` or ``data(client)`` gives a client's :class:`ClientData`. A client that is out of
         budget is not asked for.
-    mechanisms : mapping of int to StepMechanism or None
-        The noised step of every client of this node; None where the node adds no noise.
+    plans : mapping of int to Plan or None
+        What every client of this node will release and with how much noise; None where the node adds no noise.
     budgets : mapping of Relation to float
         mu_B of each client's total over the run, under each relation that is limited.
     streams : Streams
@@ -81,7 +104,11 @@ class Cohort:
         Local steps a round.
     learning_rate : float
     clip_norm : float
-        Clip of the records' gradients of clients without a mechanism; see :func:`local_update`.
+        Clip of the records' gradients of clients without a plan; see :func:`local_update`.
+    meter : ContributionMeter, optional
+        Measures contributions; needed by plans that release them or depend on them.
+    weigh : callable, optional
+        ``weigh(sigmas)``: a client's weight from the noise of its steps, which must be fixed or released; default n_i.
 
     Raises
     ------
@@ -92,9 +119,9 @@ class Cohort:
 
     def __init__(
         self,
-        model: nn.Module,
+        learner: Learner,
         data: Mapping[int, ClientData] | Callable[[int], ClientData],
-        mechanisms: Mapping[int, StepMechanism | None],
+        plans: Mapping[int, Plan | None],
         *,
         budgets: Mapping[Relation, float],
         streams: Streams,
@@ -103,14 +130,18 @@ class Cohort:
         steps: int,
         learning_rate: float,
         clip_norm: float = math.inf,
+        meter: ContributionMeter | None = None,
+        weigh: Callable[[Sequence[float]], float] | None = None,
     ) -> None:
-        refuse_record_coupling(model)
-        for client, mechanism in mechanisms.items():
-            if mechanism is not None and mechanism.sampling_rate < 1 and mechanism.num_releases is None:
+        refuse_record_coupling(learner.module)
+        for client, plan in plans.items():
+            if plan is not None and plan.num_releases is None and plan.sampling_rate < 1:
                 raise ValueError(
                     f"client {client} samples its records and has no fixed schedule: give num_releases."
                 )
-        self.model, self.run, self.mechanisms = model, run, dict(mechanisms)
+        self.learner, self.run, self.plans = learner, run, dict(plans)
+        self._meter, self._weigh = meter, weigh
+        self._measurements: dict[int, Measured] = {}
         self._data = data if callable(data) else data.__getitem__
         self._budgets, self._streams = dict(budgets), streams
         self._ledger = node_ledger if node_ledger is not None else MemoryLedger()
@@ -119,15 +150,22 @@ class Cohort:
     @property
     def clients(self) -> tuple[int, ...]:
         """The logical clients of this node, in increasing order."""
-        return tuple(sorted(self.mechanisms))
+        return tuple(sorted(self.plans))
 
     def num_records(self, client: int) -> int:
         """The public number of records n_i of a client."""
-        mechanism = self.mechanisms[client]
-        return mechanism.num_records if mechanism is not None else len(self._data(client))
+        plan = self.plans[client]
+        return plan.num_records if plan is not None else len(self._data(client))
 
     def train(
-        self, round: int, arrays: Arrays, clients: Iterable[int], *, keep_updates: bool = False
+        self,
+        round: int,
+        arrays: Arrays,
+        clients: Iterable[int],
+        *,
+        known: Mapping[int, Known] | None = None,
+        measure: Collection[int] = (),
+        keep_updates: bool = False,
     ) -> CohortResult:
         """Train the given clients from one model and add their updates up.
 
@@ -139,6 +177,11 @@ class Cohort:
             The model that was sent, by the names of the model's parameters.
         clients : iterable of int
             Clients of this cohort, each at most once.
+        known : mapping of int to Known, optional
+            What the server knows of clients from their own releases. It need not be true: the rows of a step
+            follow from the noise that is really added, and the filter counts the rows.
+        measure : collection of int
+            Clients whose plan has a release of the contribution, and that are to make it in this round.
         keep_updates : bool
             Return each client's own update instead of the totals, for a server that clips and adds noise itself. One
             that is not finite counts as 0: were it an error, it would take the others' updates with it, and the
@@ -148,7 +191,7 @@ class Cohort:
         -------
         CohortResult
             Its rows are on disk. Who is out of budget is a function of public and released values; everything
-            else in it is a function of the noised means that the rows pay for.
+            else in it is a function of the noised values that the rows pay for.
 
         Raises
         ------
@@ -162,23 +205,35 @@ class Cohort:
         asked = tuple(int(client) for client in clients)
         self._check_clients(asked)
         arrays = self._in_model_order(arrays)
+        told = known or {}
+        tasks = {
+            client: _Task(round, client, told.get(client, NOTHING), client in measure) for client in asked
+        }
         totals = {name: np.zeros(np.shape(value), dtype=np.int64) for name, value in arrays.items()}
         num_examples, took_part, out_of_budget = 0, list[int](), list[int]()
         releases, digests, updates = list[Release](), dict[int, str](), list[dict[str, NDArray[np.float64]]]()
+        released: dict[int, dict[str, tuple[float, ...]]] = {}
         try:
-            for client in asked:
-                if not self._admits(round, client):
-                    out_of_budget.append(client)
+            for task in tasks.values():
+                if not self._admits(task):
+                    out_of_budget.append(task.client)
                     continue
-                update = self._update(round, client, arrays)
-                releases += update.releases
-                digests[client] = _digest(update.delta)
-                took_part.append(client)
-                num_examples += self.num_records(client)
+                try:
+                    answer = self._answer(task, arrays)
+                except LocalStepFailed as failure:
+                    digests[task.client] = _digest({}, {})
+                    releases += failure.releases
+                    raise
+                releases += answer.rows
+                digests[task.client] = _digest(answer.update.delta, answer.released)
+                took_part.append(task.client)
+                num_examples += self.num_records(task.client)
+                if answer.released:
+                    released[task.client] = answer.released
                 if keep_updates:
-                    updates.append(_finite_or_zero(update.delta))
+                    updates.append(_finite_or_zero(answer.update.delta))
                 else:
-                    self._add(totals, client, update.delta)
+                    self._add(totals, task.client, answer)
         finally:
             # also after an error, which is the outcome of a noised step too
             if releases:
@@ -187,7 +242,7 @@ class Cohort:
                     digests,
                     releases,
                     replay=self._streams.is_seeded,
-                    admit=lambda client, past: self._within_budget(round, client, past.spent, past.count),
+                    admit=lambda client, past: self._within_budget(tasks[client], past.spent, past.count),
                 )
         stacked = {
             name: np.array([delta[name] for delta in updates]).reshape(-1, *np.shape(arrays[name]))
@@ -198,12 +253,14 @@ class Cohort:
             num_examples,
             tuple(took_part),
             tuple(out_of_budget),
-            tuple(releases),
+            # the noise of a data-dependent row is a function of the records: it stays here
+            tuple(row for row in releases if row.chosen != "data-dependent"),
+            released,
             stacked if keep_updates else None,
         )
 
     def _check_clients(self, asked: tuple[int, ...]) -> None:
-        unknown = sorted(set(asked) - set(self.mechanisms))
+        unknown = sorted(set(asked) - set(self.plans))
         if unknown:
             raise ValueError(f"client {unknown[0]} is not on this node, which hosts {_listed(self.clients)}.")
         if len(set(asked)) < len(asked):
@@ -211,7 +268,7 @@ class Cohort:
 
     def _in_model_order(self, arrays: Arrays) -> dict[str, NDArray[np.floating]]:
         """The arrays in the order of the model's trainable parameters, in which noise is drawn."""
-        parameters = self.model.named_parameters()
+        parameters = self.learner.module.named_parameters()
         shapes = {name: tuple(value.shape) for name, value in parameters if value.requires_grad}
         given = {name: np.shape(value) for name, value in arrays.items()}
         if given != shapes:
@@ -221,54 +278,88 @@ class Cohort:
             )
         return {name: np.asarray(arrays[name]) for name in shapes}
 
-    def _admits(self, round: int, client: int) -> bool:
+    def _admits(self, task: _Task) -> bool:
         """Whether the client may take part, decided before its records are looked at."""
         # in a run that repeats itself, a replayed round's own rows are no past
-        replayed = round if self._streams.is_seeded else None
+        replayed = task.round if self._streams.is_seeded else None
         return self._within_budget(
-            round,
-            client,
-            lambda: self._ledger.spent(self.run, client, except_round=replayed),
-            lambda: self._ledger.count(self.run, client, except_round=replayed),
+            task,
+            lambda: self._ledger.spent(self.run, task.client, except_round=replayed),
+            lambda: self._ledger.count(self.run, task.client, except_round=replayed),
         )
 
     def _within_budget(
-        self, round: int, client: int, spent: Callable[[], dict[Relation, float]], count: Callable[[], int]
+        self, task: _Task, spent: Callable[[], dict[Relation, float]], count: Callable[[], int]
     ) -> bool:
         """Whether a round's releases fit beside those made before."""
-        mechanism = self.mechanisms[client]
-        if mechanism is None:
+        plan = self.plans[task.client]
+        if plan is None:
             return True
-        if mechanism.sampling_rate < 1:
-            return count() + self._steps <= (mechanism.num_releases or 0)
-        rows = [row for step in range(self._steps) for row in mechanism.releases(client, round, step)]
+        if plan.sampling_rate < 1 or plan.is_data_dependent:
+            # no filter is valid, so the schedule is fixed; to stop by realised noise would also show what it was
+            return count() + self._steps <= (plan.num_releases or 0)
+        rows = plan.rows(task.client, task.round, self._steps, task.known, measure=task.measure)
         past = spent()
         if any(math.isinf(past.get(relation, 0.0)) for relation in self._budgets):
             return False  # an earlier release has no bound under this relation
         known = {relation: past[relation] for relation in self._budgets if relation in past}
         return PrivacyFilter(self._budgets, known).admits(rows)
 
-    def _update(self, round: int, client: int, arrays: Arrays) -> LocalUpdate:
-        return local_update(
-            self.model,
+    def _answer(self, task: _Task, arrays: Arrays) -> _Answer:
+        """One client's round: its update, what it releases beside it, and the rows that pay for both."""
+        plan, data, known = self.plans[task.client], self._data(task.client), task.known
+        if plan is not None and plan.is_data_dependent:
+            measured = self._measured(task, data, arrays)
+            known = Known(contribution=measured.rate)
+            self._ledger.note(self.run, task.client, task.round, measured.explain())
+        released: dict[str, tuple[float, ...]] = {}
+        rows: tuple[Release, ...] = ()
+        if plan is not None and plan.contribution is not None and task.measure:
+            exact = self._measured(task, data, arrays).vector
+            noised = exact + plan.contribution.sigma * self._stream("contribution-noise", task).normal(
+                exact.size
+            )
+            released["contribution"] = tuple(noised.tolist())
+            rows = plan.contribution.releases(task.client, task.round)
+        quantile = None if plan is None else plan.quantile
+        update = local_update(
+            self.learner,
             arrays,
-            self._data(client),
-            mechanism=self.mechanisms[client],
+            data,
+            mechanism=None if plan is None else plan.mechanism(known),
             steps=self._steps,
             learning_rate=self._learning_rate,
             clip_norm=self._clip_norm,
-            noise=self._streams.stream("noise", round=round, client=client),
-            batches=self._streams.stream("batch", round=round, client=client),
-            round=round,
-            client=client,
+            noise=self._stream("noise", task),
+            batches=self._stream("batch", task),
+            round=task.round,
+            client=task.client,
+            count_within=quantile is not None,
         )
+        if quantile is not None and update.within is not None:
+            noise = self._stream("quantile-noise", task).normal(1)
+            released["quantile"] = (update.within + quantile.sigma * float(noise[0]),)
+            rows += quantile.releases(task.client, task.round)
+        return _Answer(update, released, update.releases + rows)
 
-    def _add(
-        self, totals: dict[str, NDArray[np.int64]], client: int, delta: Mapping[str, NDArray[np.float64]]
-    ) -> None:
-        """Add n_i times the update to the totals, in fixed point."""
-        weight = self.num_records(client)
-        for name, change in delta.items():
+    def _measured(self, task: _Task, data: ClientData, arrays: Arrays) -> Measured:
+        if self._meter is None:
+            raise ValueError(f"client {task.client} must measure its contribution and has no meter.")
+        if self._meter.sees_the_model:
+            return self._meter.measure(data, arrays)
+        if task.client not in self._measurements:
+            self._measurements[task.client] = self._meter.measure(data, arrays)
+        return self._measurements[task.client]
+
+    def _stream(self, purpose: str, task: _Task) -> Stream:
+        return self._streams.stream(purpose, round=task.round, client=task.client)
+
+    def _add(self, totals: dict[str, NDArray[np.int64]], client: int, answer: _Answer) -> None:
+        """Add weight times update to the totals, in fixed point."""
+        weight = float(self.num_records(client))
+        if self._weigh is not None:
+            weight = self._weigh([row.sigma for row in gradient_rows(answer.rows)])
+        for name, change in answer.update.delta.items():
             try:
                 totals[name] += to_fixed(weight * change)
             except ValueError as error:
@@ -285,10 +376,12 @@ def _finite_or_zero(delta: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArr
     return {name: np.zeros_like(change) for name, change in delta.items()}
 
 
-def _digest(delta: Mapping[str, NDArray[np.float64]]) -> str:
+def _digest(delta: Mapping[str, NDArray[np.float64]], released: Mapping[str, tuple[float, ...]]) -> str:
     digest = blake2b(digest_size=16)
     for name, change in delta.items():
         digest.update(name.encode() + b"\0" + np.ascontiguousarray(change).tobytes())
+    for name, values in released.items():
+        digest.update(name.encode() + b"\0" + np.array(values).tobytes())
     return digest.hexdigest()
 
 

@@ -153,15 +153,18 @@ def attribute_mean_and_share(
     attribute_radius = private_radius(
         attribute_clip_norm, num_records=len(features), size=len(total), beside=clip_norm
     )
+    scratch = torch.empty(0, dtype=torch.float64)
     for at_record, at_baseline in gradient_blocks(learner, arrays, (features, baseline_features), labels):
         factors, baseline_factors = _clip_factors(at_record, radius), _clip_factors(at_baseline, radius)
         # g0 - g in units of the baseline factor: one pass over a piece, not three
         ratios = (factors / baseline_factors)[:, None]
         squares = torch.zeros_like(factors)
         for (_, piece), (_, baseline) in zip(pieces(at_record), pieces(at_baseline), strict=True):
-            squares += torch.linalg.vector_norm(
-                torch.addcmul(baseline, piece, ratios, value=-1), dim=1
-            ).square_()
+            if len(scratch) < piece.numel():
+                scratch = torch.empty(piece.numel(), dtype=torch.float64)  # fresh memory costs as much as the sum
+            difference = scratch[: piece.numel()].view(piece.shape)
+            torch.addcmul(baseline, piece, ratios, value=-1, out=difference)
+            squares += torch.linalg.vector_norm(difference, dim=1).square_()
         norms = baseline_factors * squares.sqrt_()
         within += int((norms <= attribute_clip_norm).sum())
         shares = (attribute_radius / norms).clamp(max=1.0)

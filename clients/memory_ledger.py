@@ -23,6 +23,7 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self._sends: dict[tuple[str, int], list[Send]] = {}
+        self._notes: dict[tuple[str, int, int], str] = {}
         self._lock = Lock()
 
     def record(
@@ -59,6 +60,14 @@ class MemoryLedger:
                 new.append((client, send))
             for client, send in new:
                 self._sends.setdefault((run, client), []).append(send)
+
+    def note(self, run: str, client: int, round: int, note: str) -> None:
+        """Keep a text about one client's round."""
+        self._notes[run, client, round] = note
+
+    def notes(self, run: str) -> dict[tuple[int, int], str]:
+        """The texts of one run, by client and round."""
+        return {(client, round): note for (name, client, round), note in self._notes.items() if name == run}
 
     def spent(self, run: str, client: int, *, except_round: int | None = None) -> dict[Relation, float]:
         """Sum of mu^2 over a client's releases under each relation, rounded up; infinite where unbounded."""

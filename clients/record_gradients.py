@@ -24,9 +24,10 @@ _PIECE = 2**16  # numbers of a block that are worked on at a time: 512 kB in flo
 
 
 def pieces(gradients: Rows) -> Iterator[tuple[slice, Tensor]]:
-    """The rows in float64, a few columns at a time, each piece with its place among the p parameters.
+    """The rows in float64, each piece with its place among the p parameters.
 
-    A piece fits a processor's cache; a large whole would go through memory several times.
+    Float32 rows come a few columns at a time: such a piece fits a processor's cache, and a float64 copy of a large
+    network's gradient would go through memory several times. Float64 rows are whole.
 
     Parameters
     ----------
@@ -41,7 +42,8 @@ def pieces(gradients: Rows) -> Iterator[tuple[slice, Tensor]]:
     """
     start = 0
     for part in gradients:
-        for piece in part.split(max(1, _PIECE // len(part)), dim=1):
+        columns = part.shape[1] if part.dtype == torch.float64 else max(1, _PIECE // len(part))
+        for piece in part.split(columns, dim=1):
             stop = start + piece.shape[1]
             yield slice(start, stop), piece.double()
             start = stop

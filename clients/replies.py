@@ -1,8 +1,8 @@
 """How a node answers the server: requests in, replies out, and nothing in a reply that is not accounted for.
 
-A train reply holds, and nothing else: the arrays (a function of noised steps), ``num-examples`` (public), the
-ledger rows of those steps, the clients that took part and those out of budget (functions of public and
-released values), and which library and source ran.
+A train reply holds, and nothing else: the arrays (a function of noised steps), ``num-examples`` (public), what
+clients released beside them, the ledger rows of all of it, the clients that took part and those out of budget
+(functions of public and released values), and which library and source ran.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from fedveil.wire import (
     CLIENTS,
     CONFIG,
     EXAMPLES,
+    KNOWN,
     LEDGER,
     LIBRARY,
+    MEASURE,
     METRICS,
     NUM_EXAMPLES,
     OUT_OF_BUDGET,
     PARTITION,
     PARTITIONS,
+    RELEASED,
     REPLY,
     ROUND,
     ROWS,
@@ -34,6 +37,8 @@ from fedveil.wire import (
     SOURCE,
     ReplyMode,
     check_mode,
+    decode_known,
+    encode_released,
     encode_releases,
     from_fixed,
 )
@@ -48,7 +53,8 @@ def handle_train(request: RecordDict, cohort: Cohort, fingerprint: Mapping[str, 
     ----------
     request : RecordDict
         The model under ``arrays`` and, under ``config``, ``server-round``, ``clients`` (list of int),
-        ``reply`` and ``run``.
+        ``reply`` and ``run``; and, where clients' contributions matter, ``known`` (what they have released
+        before) and ``measure`` (list of clients that are to release their contribution now).
     cohort : Cohort
     fingerprint : mapping of str to str
         Library version and source hash, from :func:`fedveil.wire.fingerprint`.
@@ -69,7 +75,15 @@ def handle_train(request: RecordDict, cohort: Cohort, fingerprint: Mapping[str, 
         raise ValueError(f"the request is of run {run!r}, but this cohort was set up for run {cohort.run!r}.")
     mode = check_mode(str(config[REPLY]))
     clients = cast("list[int]", config[CLIENTS])
-    result = cohort.train(int(cast("int", config[ROUND])), arrays, clients, keep_updates=mode == "each")
+    known = config.get(KNOWN)
+    result = cohort.train(
+        int(cast("int", config[ROUND])),
+        arrays,
+        clients,
+        known=decode_known(known) if isinstance(known, bytes) else None,
+        measure=frozenset(cast("list[int]", config.get(MEASURE, []))),
+        keep_updates=mode == "each",
+    )
     return make_train_reply(result, arrays, mode, fingerprint)
 
 
@@ -93,20 +107,19 @@ def make_train_reply(
     Returns
     -------
     RecordDict
-        ``arrays``; ``metrics`` with ``num-examples``; ``ledger`` with ``rows``, ``clients``,
+        ``arrays``; ``metrics`` with ``num-examples``; ``ledger`` with ``rows``, ``released``, ``clients``,
         ``out-of-budget``, ``library`` and ``source``. Where no client took part the sum is 0, the mean is the
         model that was sent and ``num-examples`` is 0.
 
     Raises
     ------
     ValueError
-        If a row's noise was chosen from private data: such a row, and the update it belongs to, stays on the
-        client.
+        If a row's noise was chosen from private data: such a row stays on the client.
     """
     if any(row.chosen == "data-dependent" for row in result.releases):
         raise ValueError(
             "the noise of a step was chosen from private data, so that its ledger row would reveal them: "
-            "choose noise from public or released values."
+            "leave such rows out of the reply."
         )
     return RecordDict(
         {
@@ -115,6 +128,7 @@ def make_train_reply(
             LEDGER: ConfigRecord(
                 {
                     ROWS: encode_releases(result.releases),
+                    RELEASED: encode_released(result.released),
                     CLIENTS: list(result.took_part),
                     OUT_OF_BUDGET: list(result.out_of_budget),
                     LIBRARY: fingerprint[LIBRARY],

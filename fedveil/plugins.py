@@ -7,9 +7,11 @@ way. Names are read from the packages' metadata: nothing is imported until it is
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
@@ -104,6 +106,11 @@ def installed(kind: str) -> tuple[Plugin, ...]:
     """
     if kind not in GROUPS:
         raise PluginError(f"there are no plugins of kind {kind!r}; kinds are {', '.join(GROUPS)}.")
+    return _on_path(kind, tuple(sys.path))
+
+
+@lru_cache(maxsize=64)  # asked for with every message, and the same for all of a process, also while pip is at work
+def _on_path(kind: str, path: tuple[str, ...]) -> tuple[Plugin, ...]:
     return tuple(sorted({_plugin(kind, point) for point in entry_points(group=GROUPS[kind])}))
 
 

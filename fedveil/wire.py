@@ -8,6 +8,7 @@ pickled, and everything that is read from the wire is checked.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from functools import lru_cache
@@ -19,21 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil import __version__
-from fedveil.privacy import Release
+from fedveil.privacy import Known, Release
 
 __all__ = [
     "ARRAYS",
     "CLIENTS",
     "CONFIG",
     "EXAMPLES",
+    "KNOWN",
     "LEDGER",
     "LIBRARY",
+    "MEASURE",
     "METRICS",
     "NUM_EXAMPLES",
     "OUT_OF_BUDGET",
     "PARTITION",
     "PARTITIONS",
     "QUERY_IDENTIFY",
+    "RELEASED",
     "REPLY",
     "ROUND",
     "ROWS",
@@ -41,9 +45,14 @@ __all__ = [
     "SOURCE",
     "TRAIN",
     "MalformedReply",
+    "Released",
     "ReplyMode",
     "check_mode",
+    "decode_known",
+    "decode_released",
     "decode_releases",
+    "encode_known",
+    "encode_released",
     "encode_releases",
     "fingerprint",
     "from_fixed",
@@ -55,15 +64,17 @@ QUERY_IDENTIFY = "query.identify"
 
 # records of a message
 ARRAYS, CONFIG, METRICS, LEDGER = "arrays", "config", "metrics", "ledger"
-# keys of a request's config ("server-round" is Flower's own)
+# keys of a request's config ("server-round" is Flower's own); those of the second line may be missing
 ROUND, CLIENTS, RUN, REPLY = "server-round", "clients", "run", "reply"
+KNOWN, MEASURE = "known", "measure"
 # keys of a reply; CLIENTS names there the clients that took part
-NUM_EXAMPLES, ROWS, OUT_OF_BUDGET, LIBRARY, SOURCE = (
+NUM_EXAMPLES, ROWS, OUT_OF_BUDGET, LIBRARY, SOURCE, RELEASED = (
     "num-examples",
     "rows",
     "out-of-budget",
     "library",
     "source",
+    "released",
 )
 # keys of the answer to QUERY_IDENTIFY, beside CLIENTS, LIBRARY and SOURCE
 PARTITION, PARTITIONS, EXAMPLES = "partition-id", "num-partitions", "examples"
@@ -131,6 +142,67 @@ def decode_releases(payload: bytes, *, max_rows: int = 1_000_000) -> tuple[Relea
         raise
     except (ValueError, TypeError, RecursionError) as error:
         raise MalformedReply(f"ledger rows cannot be read: {error}") from error
+
+
+Released = Mapping[int, Mapping[str, tuple[float, ...]]]
+"""Released values by client and name: ``"contribution"``, a vector; ``"quantile"``, one share."""
+
+
+def encode_released(released: Released) -> bytes:
+    """Released values as JSON; floats keep every bit."""
+    return json.dumps(
+        {str(client): values for client, values in released.items()}, separators=(",", ":")
+    ).encode()
+
+
+def decode_released(payload: bytes, *, max_values: int = 1 << 20) -> dict[int, dict[str, tuple[float, ...]]]:
+    """Released values from the wire.
+
+    Raises
+    ------
+    MalformedReply
+        If the payload is not a JSON table of clients, each with lists of finite numbers by name.
+    """
+    try:
+        table = json.loads(payload.decode())
+        released = {
+            int(client): {str(name): tuple(map(_finite, values)) for name, values in named.items()}
+            for client, named in table.items()
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise MalformedReply(f"released values cannot be read: {error}") from error
+    if sum(len(values) for named in released.values() for values in named.values()) > max_values:
+        raise MalformedReply(f"there are more than {max_values} released values.")
+    return released
+
+
+def _finite(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(cast(float, value)):
+        raise ValueError(f"{value!r} is not a finite number")
+    return float(cast(float, value))
+
+
+def encode_known(known: Mapping[int, Known]) -> bytes:
+    """What is known of clients from their own releases, as JSON."""
+    return json.dumps(
+        {str(client): asdict(value) for client, value in known.items()}, separators=(",", ":")
+    ).encode()
+
+
+def decode_known(payload: bytes) -> dict[int, Known]:
+    """What the server says it knows of clients.
+
+    Nothing in it has to be believed: a client's noise follows from it, and its ledger and filter from the noise.
+
+    Raises
+    ------
+    MalformedReply
+        If the payload is not a JSON table of clients with values in their ranges.
+    """
+    try:
+        return {int(client): Known(**values) for client, values in json.loads(payload.decode()).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedReply(f"what is known of clients cannot be read: {error}") from error
 
 
 def check_mode(mode: str) -> ReplyMode:

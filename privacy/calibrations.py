@@ -175,17 +175,16 @@ def _exact(request: StepRequest) -> float:
 def _one_release(
     rule: Literal["paper", "tight"],
     clip_norm: float,
-    num_records: int,
     epsilon: float,
     delta: float,
     contribution: float,
     beta: float,
 ) -> float:
-    """FedSVA's noise of one release."""
+    """FedSVA's noise of one release with one record; with n it is this over n."""
     return calibrate_noise(
         clip_norm=clip_norm,
         epsilon=epsilon,
-        num_records=num_records,
+        num_records=1,
         delta=delta,
         contribution=contribution,
         beta=beta,
@@ -195,8 +194,8 @@ def _one_release(
 
 def _published(rule: Literal["paper", "tight"]) -> StepCalibration:
     def sigma(request: StepRequest) -> float:
-        terms = (request.clip_norm, request.num_records, request.epsilon, request.delta)
-        return _one_release(rule, *terms, request.contribution, request.beta) * request.steps_per_release
+        terms = (request.clip_norm, request.epsilon, request.delta, request.contribution, request.beta)
+        return _one_release(rule, *terms) / request.num_records * request.steps_per_release
 
     return StepCalibration("record", sigma, uses_contribution=True, name=f"calibration {rule!r}")
 
@@ -219,5 +218,5 @@ def budget_of(calibration: StepCalibration, epsilon: float, delta: float, beta: 
     """
     for rule, published in (("paper", PAPER), ("tight", TIGHT)):
         if calibration == published:
-            return 2.0 / _one_release(rule, 1.0, 1, epsilon, delta, 0.0, beta)  # type: ignore[arg-type]
+            return 2.0 / _one_release(rule, 1.0, epsilon, delta, 0.0, beta)  # type: ignore[arg-type]
     return gaussian_mu(epsilon, delta)

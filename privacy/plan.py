@@ -211,5 +211,5 @@ def _mechanism(plan: NoisePlan, known: Known) -> StepMechanism:
 
 
 def split_budget(limits: Mapping[Relation, float], part: float) -> dict[Relation, float]:
-    """Give the mu under each relation that a share of mu^2 comes to."""
-    return {relation: mu * math.sqrt(part) for relation, mu in limits.items()}
+    """Give the mu under each relation that a share of mu^2 comes to, a hair below: shares must not add up to more."""
+    return {relation: mu * math.sqrt(part) * (1 - 2.0**-50) for relation, mu in limits.items()}

@@ -2,6 +2,7 @@
 
 from fedveil.strategies.aggregation import CentralMechanism, central_update, weighted_mean
 from fedveil.strategies.fleet import Fleet, FleetError, identify
+from fedveil.strategies.knowledge import Knowledge
 from fedveil.strategies.private_averaging import NoGoodReplies, PrivateAveraging, RoundOutcome, to_record
 from fedveil.strategies.progress import Progress, weakest_guarantee
 from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
@@ -14,6 +15,7 @@ __all__ = [
     "Expected",
     "Fleet",
     "FleetError",
+    "Knowledge",
     "NoGoodReplies",
     "PrivateAveraging",
     "Progress",

@@ -19,15 +19,21 @@ __all__ = ["CentralMechanism", "central_update", "weighted_mean"]
 Update = dict[str, NDArray[np.float64]]
 
 
-def weighted_mean(replies: Sequence[TrainReply]) -> Update:
-    """sum_i n_i delta_i / sum_i n_i, from fixed-point sums: the same bits in any order of replies.
+def weighted_mean(replies: Sequence[TrainReply], total: float) -> Update:
+    """sum_i w_i delta_i / sum_i w_i, from fixed-point sums: the same bits in any order of replies.
+
+    Parameters
+    ----------
+    replies : sequence of TrainReply
+        Sums of weight times update.
+    total : float
+        Sum of the weights: of n_i, or of what the clients weighed by instead.
 
     Raises
     ------
     ValueError
         If the int64 sum could overflow.
     """
-    total = sum(reply.num_examples for reply in replies)
     mean: Update = {}
     for name in replies[0].arrays:
         parts = [np.asarray(reply.arrays[name], dtype=np.int64) for reply in replies]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.privacy import Relation, Release, StepMechanism
+from fedveil.privacy import NOTHING, Known, Plan, Release, gradient_rows
 from fedveil.strategies.aggregation import CentralMechanism, central_update, weighted_mean
 from fedveil.strategies.fleet import Fleet, is_reply_to
+from fedveil.strategies.knowledge import Knowledge
 from fedveil.strategies.reasons import one_line
-from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
+from fedveil.strategies.replies import BadReply, Expected, Row, TrainReply, check_reply
 from fedveil.strategies.sampling import sample_fixed, sample_poisson
 from fedveil.strategies.server_optimizer import ServerOptimizer
 from fedveil.streams import Streams
@@ -48,6 +50,8 @@ class RoundOutcome:
         Clients known to have stopped, in this round or before.
     failures : tuple of str
         One sentence for every reply that was missing or refused.
+    contributions : tuple of int
+        Clients that have released their contribution in this round.
     """
 
     server_round: int
@@ -59,6 +63,7 @@ class RoundOutcome:
     num_clients: int | None = 0
     out_of_budget: tuple[int, ...] = ()
     failures: tuple[str, ...] = ()
+    contributions: tuple[int, ...] = ()
 
 
 @dataclass
@@ -66,7 +71,8 @@ class PrivateAveraging(Strategy):
     """Federated averaging of private updates over logical clients.
 
     Privacy is the clients' own (they send noised updates and a ledger row for each release), or with ``central`` the
-    server's, for those who trust it. Weights are proportional to the public n_i; with ``central`` they are equal.
+    server's, for those who trust it. Weights are proportional to the public n_i, or as ``weigh`` says; with ``central``
+    they are equal.
 
     Parameters
     ----------
@@ -76,8 +82,8 @@ class PrivateAveraging(Strategy):
         Client sampling and central noise are drawn from it.
     optimizer : ServerOptimizer
         What is done with the mean update.
-    mechanisms : mapping of int to StepMechanism or None
-        Each client's planned noised step; says what a client has spent when its reply does not come.
+    plans : mapping of int to Plan or None
+        Each client's planned releases; says what a reply owes, and what a client has spent whose reply does not come.
     run : str
         The run's short name; nodes file their ledger under it.
     code : mapping of str to str
@@ -88,6 +94,10 @@ class PrivateAveraging(Strategy):
         Releases of a client in a round.
     central : CentralMechanism, optional
         The server's own release, for privacy "central".
+    knowledge : Knowledge, optional
+        What clients have released beside their updates; sent back to them, since their noise may depend on it.
+    weigh : callable, optional
+        ``weigh(sigmas)``: a client's weight from the noise of its steps, the same function as the clients'.
     completed_rounds : int
         Rounds already done, when a run is resumed.
     on_round : callable, optional
@@ -97,12 +107,14 @@ class PrivateAveraging(Strategy):
     fleet: Fleet
     streams: Streams
     optimizer: ServerOptimizer
-    mechanisms: Mapping[int, StepMechanism | None]
+    plans: Mapping[int, Plan | None]
     run: str
     code: Mapping[str, str]
     fraction_train: float = 1.0
     local_steps: int = 1
     central: CentralMechanism | None = None
+    knowledge: Knowledge | None = None
+    weigh: Callable[[Sequence[float]], float] | None = None
     completed_rounds: int = 0
     out_of_budget: tuple[int, ...] = ()
     on_round: Callable[[RoundOutcome], None] | None = None
@@ -112,6 +124,9 @@ class PrivateAveraging(Strategy):
     _asked: list[Message] = field(default_factory=list, init=False)
     _replies: list[TrainReply] = field(default_factory=list, init=False)
     _failures: dict[int, str] = field(default_factory=dict, init=False)
+    _known: dict[int, Known] = field(default_factory=dict, init=False)
+    _measuring: frozenset[int] = field(default=frozenset(), init=False)
+    _new: tuple[int, ...] = field(default=(), init=False)
 
     @property
     def mode(self) -> wire.ReplyMode:
@@ -187,9 +202,17 @@ class PrivateAveraging(Strategy):
         stream = self.streams.stream("client-sampling", round=server_round)
         sample = sample_poisson if self.central else sample_fixed
         sampled = sample(self._active(), self.fraction_train, stream)
+        if self.knowledge is not None:
+            self._known = self.knowledge.known(sampled)
+            self._measuring = frozenset(self.knowledge.due(server_round, sampled))
         self._asked = []
         for node, clients in self.fleet.by_node(sampled).items():
             values = dict(config) | {wire.ROUND: server_round, wire.RUN: self.run, wire.REPLY: self.mode}
+            if self.knowledge is not None:
+                values[wire.KNOWN] = wire.encode_known(
+                    {client: known for client in clients if (known := self._known[client]) != NOTHING}
+                )
+                values[wire.MEASURE] = [client for client in clients if client in self._measuring]
             request = ConfigRecord({**values, wire.CLIENTS: clients})
             content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: request})
             self._asked.append(
@@ -215,13 +238,17 @@ class PrivateAveraging(Strategy):
             self.say(f"round {server_round}: dropped {reason}")
         stopped = {client for reply in self._replies for client in reply.out_of_budget}
         self.out_of_budget = tuple(sorted(set(self.out_of_budget) | stopped))
+        self._new = ()
+        if self.knowledge is not None:
+            self._new = tuple(self.knowledge.take(server_round, self._replies, self.fleet.examples))
         total = sum(reply.num_examples for reply in self._replies)
         metrics = MetricRecord({"replies": len(self._replies), "failures": len(self._failures)})
         if self.central:
             shapes = {name: array.shape for name, array in self._arrays.items()}
             update = central_update(self._replies, shapes, self.central, self.streams, server_round)
         elif total:
-            update = weighted_mean([reply for reply in self._replies if reply.num_examples])
+            counted = [reply for reply in self._replies if reply.num_examples]
+            update = weighted_mean(counted, total if self.weigh is None else self._total_weight(counted))
         else:
             self.say(f"round {server_round}: every sampled client has spent its budget; the model stays")
             return None, metrics
@@ -261,14 +288,17 @@ class PrivateAveraging(Strategy):
                 mode=self.mode,
                 round=server_round,
                 code=self.code,
-                rows={client: self._owed(client) for client in clients},
+                rows={client: self._owed(server_round, client) for client in clients},
+                released={client: self._to_release(client) for client in clients},
             )
             # by request, not by sender: the error reply for a dead node does not name it
             answers = [reply for reply in replies if is_reply_to(reply, request)]
             try:
                 if not answers:
                     raise BadReply("none came in time")
-                good.append(check_reply(answers[0], expected))
+                reply = check_reply(answers[0], expected)
+                self._total_weight([reply])  # noise that leaves no weight is the reply's fault, not the run's
+                good.append(reply)
             except BadReply as error:
                 failures[node] = f"the reply for clients {_ranges(clients)}: {one_line(str(error))}"
                 if self._hides_sample:
@@ -276,13 +306,38 @@ class PrivateAveraging(Strategy):
                     failures[node] = "a reply, for a reason that the nodes' own logs tell"
         return good, failures
 
-    def _owed(self, client: int) -> frozenset[tuple[int, Relation]]:
-        """Step and relation of the ledger rows that a client owes for a round."""
-        mechanism = self.mechanisms[client]
-        if mechanism is None:
-            return frozenset()
-        rows = (row for step in range(self.local_steps) for row in mechanism.releases(client, 1, step))
-        return frozenset((row.step, row.relation) for row in rows)
+    def _rows(self, server_round: int, client: int) -> tuple[Release, ...]:
+        """The ledger rows that a client's round costs, as far as the server may know them."""
+        plan = self.plans[client]
+        if plan is None or plan.is_data_dependent:
+            return ()
+        known, measure = self._known.get(client, NOTHING), client in self._measuring
+        return plan.rows(client, server_round, self.local_steps, known, measure=measure)
+
+    def _owed(self, server_round: int, client: int) -> frozenset[Row]:
+        return frozenset((row.name, row.step, row.relation) for row in self._rows(server_round, client))
+
+    def _to_release(self, client: int) -> dict[str, int]:
+        """Names and lengths of what a client releases beside its update in this round."""
+        plan = self.plans[client]
+        sizes = {}
+        if plan is not None and plan.contribution is not None and client in self._measuring:
+            sizes["contribution"] = plan.contribution.size
+        if plan is not None and plan.quantile is not None:
+            sizes["quantile"] = 1
+        return sizes
+
+    def _total_weight(self, replies: Sequence[TrainReply]) -> float:
+        """Sum of the weights that the clients gave their updates, from the same ledger rows."""
+        rows: dict[int, list[Release]] = {}
+        for reply in replies:
+            for row in reply.releases:
+                rows.setdefault(row.client, []).append(row)
+        weigh = self.weigh or (lambda sigmas: 1.0)
+        try:
+            return math.fsum(weigh([row.sigma for row in gradient_rows(own)]) for own in rows.values())
+        except ValueError as error:
+            raise BadReply(str(error)) from error
 
     def _outcome(
         self, server_round: int, arrays: ArrayRecord, evaluation: MetricRecord | None, seconds: float
@@ -305,13 +360,7 @@ class PrivateAveraging(Strategy):
             if request.metadata.dst_node_id in self._failures
             for client in request.content.config_records[wire.CONFIG][wire.CLIENTS]  # type: ignore[union-attr]
         ]
-        assumed = tuple(
-            row
-            for client in lost
-            for step in range(self.local_steps)
-            if (mechanism := self.mechanisms[int(client)]) is not None
-            for row in mechanism.releases(int(client), server_round, step)
-        )
+        assumed = tuple(row for client in lost for row in self._rows(server_round, int(client)))
         released = tuple(row for reply in self._replies for row in reply.releases)
         if self.central:
             released += (self.central.release(server_round),)
@@ -320,11 +369,12 @@ class PrivateAveraging(Strategy):
             arrays=outcome.arrays,
             evaluation=figures,
             seconds=seconds,
-            releases=tuple(sorted(released, key=lambda row: (row.client, row.step, row.relation))),
+            releases=tuple(sorted(released, key=lambda row: (row.client, row.name, row.step, row.relation))),
             assumed=assumed,
             num_clients=None if self._hides_sample else sum(len(reply.took_part) for reply in self._replies),
             out_of_budget=self.out_of_budget,
             failures=tuple(self._failures.values()),
+            contributions=self._new,
         )
 
 

@@ -86,7 +86,7 @@ class Progress:
         """Print the round's line and return its row for ``metrics.parquet``."""
         self.restore(outcome.releases + outcome.assumed)
         self._seconds.append(outcome.seconds)
-        sigmas = [release.sigma for release in outcome.releases]
+        sigmas = [row.sigma for row in outcome.releases if row.name in ("gradient", "central-update")]
         epsilons = {relation: self.epsilon(relation) for relation in RELATIONS}
         row: dict[str, float] = {
             "round": outcome.server_round,
@@ -111,7 +111,7 @@ class Progress:
             parts.append(f"sigma {low}" if low == high else f"sigma {low} to {high}")
         for relation, value in epsilons.items():
             if value is not None:
-                budget = f" of {self.budgets[relation]:g}" if relation in self.budgets else ""
+                budget = f" of {rounded_up(self.budgets[relation])}" if relation in self.budgets else ""
                 parts.append(f"eps({relation}) {rounded_up(value)}{budget}")
         parts.append(f"out of budget {len(outcome.out_of_budget)}")
         if outcome.failures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.privacy import Relation, Release
+
+Row = tuple[str, int, Relation]
+"""Name, step and relation of a ledger row."""
 
 __all__ = ["BadReply", "Expected", "TrainReply", "check_reply"]
 
@@ -35,7 +38,9 @@ class Expected:
     code : mapping of str to str
         Library version and source hash.
     rows : mapping of int to frozenset
-        Step and relation of every ledger row that a client owes when it takes part.
+        Name, step and relation of every ledger row that a client owes when it takes part.
+    released : mapping of int to mapping
+        Names and lengths of what a client owes beside its update.
     """
 
     clients: Sequence[int]
@@ -44,18 +49,20 @@ class Expected:
     mode: wire.ReplyMode
     round: int
     code: Mapping[str, str]
-    rows: Mapping[int, frozenset[tuple[int, Relation]]]
+    rows: Mapping[int, frozenset[Row]]
+    released: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TrainReply:
-    """A checked reply: arrays as :data:`fedveil.wire.ReplyMode` says, who took part, what was released."""
+    """A checked reply: arrays as :data:`fedveil.wire.ReplyMode` says, who took part, rows and released values."""
 
     arrays: Mapping[str, NDArray[np.int64] | NDArray[np.float64]]
     num_examples: int
     took_part: tuple[int, ...]
     out_of_budget: tuple[int, ...]
     releases: tuple[Release, ...]
+    released: wire.Released = field(default_factory=dict)
 
 
 def check_reply(message: Message, expected: Expected) -> TrainReply:
@@ -96,6 +103,7 @@ def check_reply(message: Message, expected: Expected) -> TrainReply:
         took_part=took_part,
         out_of_budget=out_of_budget,
         releases=_releases(record, took_part, expected),
+        released=_released(record, took_part, expected),
     )
 
 
@@ -155,7 +163,31 @@ def _releases(record: ConfigRecord, took_part: tuple[int, ...], expected: Expect
             raise BadReply(
                 f"a ledger row has sensitivity {release.sensitivity:g} and sigma {release.sigma:g}: beyond all measure"
             )
-    owed = {(client, step, relation) for client in took_part for step, relation in expected.rows[client]}
-    if sorted((row.client, row.step, row.relation) for row in releases) != sorted(owed):
-        raise BadReply(f"it brings {len(releases)} ledger rows and owes {len(owed)}: one a step and relation")
+    owed = {(client, *row) for client in took_part for row in expected.rows[client]}
+    if sorted((row.client, row.name, row.step, row.relation) for row in releases) != sorted(owed):
+        raise BadReply(
+            f"it brings {len(releases)} ledger rows and owes {len(owed)}: one a release and relation"
+        )
     return releases
+
+
+def _released(record: ConfigRecord, took_part: tuple[int, ...], expected: Expected) -> wire.Released:
+    payload = record.get(wire.RELEASED)
+    if not isinstance(payload, bytes):
+        raise BadReply("it does not say what was released")
+    try:
+        released = wire.decode_released(payload)
+    except wire.MalformedReply as error:
+        raise BadReply(str(error)) from error
+    sizes = {
+        client: {name: len(values) for name, values in named.items()} for client, named in released.items()
+    }
+    owed = {client: dict(expected.released[client]) for client in took_part if expected.released.get(client)}
+    if sizes != owed:
+        raise BadReply("what it released beside the update is not what its clients were to release")
+    # so that what is computed from it stays finite
+    if any(
+        abs(value) > 1e100 for named in released.values() for values in named.values() for value in values
+    ):
+        raise BadReply("a released value is beyond all measure")
+    return released

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from fedveil import __version__, wire
-from fedveil.privacy import Release
+from fedveil.privacy import Known, Release
 from fedveil.wire import MalformedReply, decode_releases, encode_releases, from_fixed, to_fixed
 
 PACKAGE = Path(wire.__file__).parent
@@ -209,6 +209,122 @@ def test_a_reply_mode_is_one_of_three():
     assert [wire.check_mode(mode) for mode in ("sum", "mean", "each")] == ["sum", "mean", "each"]
     with pytest.raises(MalformedReply, match="reply must be one of sum, mean, each, got 'all'"):
         wire.check_mode("all")
+
+
+# what was released beside updates, and what is known of clients
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+names = st.text(max_size=12)
+released_values = st.dictionaries(
+    st.integers(0, 2**53),
+    st.dictionaries(names, st.lists(finite, max_size=4).map(tuple), max_size=3),
+    max_size=4,
+)
+known_facts = st.dictionaries(
+    st.integers(0, 2**53),
+    st.builds(Known, st.none() | st.floats(0, 1), st.none() | st.floats(min_value=5e-324, max_value=1e300)),
+    max_size=4,
+)
+
+
+@given(released_values)
+def test_released_values_come_back_with_every_bit(released):
+    back = wire.decode_released(wire.encode_released(released))
+    assert back == released
+    for client, named in released.items():
+        for name, values in named.items():
+            assert [value.hex() for value in back[client][name]] == [value.hex() for value in values]
+
+
+@given(known_facts)
+def test_what_is_known_comes_back_with_every_bit(known):
+    back = wire.decode_known(wire.encode_known(known))
+    assert back == known
+    assert repr(back) == repr(known)
+
+
+@given(st.one_of(st.binary(max_size=300), junk.map(lambda value: json.dumps(value).encode())))
+def test_any_payload_is_malformed_or_holds_finite_numbers(payload):
+    try:
+        released = wire.decode_released(payload)
+    except MalformedReply:
+        return
+    for client, named in released.items():
+        assert type(client) is int
+        for name, values in named.items():
+            assert type(name) is str
+            assert all(type(value) is float and np.isfinite(value) for value in values)
+
+
+@given(st.one_of(st.binary(max_size=300), junk.map(lambda value: json.dumps(value).encode())))
+def test_any_knowledge_is_malformed_or_in_its_range(payload):
+    try:
+        known = wire.decode_known(payload)
+    except MalformedReply:
+        return
+    for client, facts in known.items():
+        assert type(client) is int
+        assert facts.contribution is None or 0 <= facts.contribution <= 1
+        assert facts.attribute_clip_norm is None or 0 < facts.attribute_clip_norm < np.inf
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"null",
+        b"3",
+        b"[]",
+        b'"{}"',
+        b"\xff",
+        b"[" * 200_000,
+        b'{"0":' * 200_000,
+        b'{"0":[0.1]}',
+        b'{"0":{"contribution":0.1}}',
+        b'{"0":{"contribution":"0.1"}}',
+        b'{"0":{"contribution":[true]}}',
+        b'{"0":{"contribution":[null]}}',
+        b'{"0":{"contribution":[[0.1]]}}',
+        b'{"0":{"contribution":[NaN]}}',
+        b'{"0":{"contribution":[-Infinity]}}',
+        b'{"0":{"contribution":[1e999]}}',
+        b'{"0":{"contribution":[' + b"9" * 400 + b"]}}",
+        b'{"x":{"contribution":[0.1]}}',
+        b'{"0.5":{"contribution":[0.1]}}',
+    ],
+)
+def test_malformed_released_values_are_named_as_such(payload):
+    with pytest.raises(MalformedReply, match="released values"):
+        wire.decode_released(payload)
+
+
+def test_more_released_values_than_allowed_are_refused():
+    payload = wire.encode_released({0: {"contribution": (0.1, 0.2)}, 1: {"quantile": (0.3,)}})
+    assert len(wire.decode_released(payload, max_values=3)) == 2
+    with pytest.raises(MalformedReply, match="more than 2 released values"):
+        wire.decode_released(payload, max_values=2)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"0":0.5}',
+        b'{"0":{"contribution":1.5}}',
+        b'{"0":{"contribution":NaN}}',
+        b'{"0":{"contribution":true}}',
+        b'{"0":{"attribute_clip_norm":0}}',
+        b'{"0":{"attribute_clip_norm":-1}}',
+        b'{"0":{"surplus":1}}',
+        b'{"x":{}}',
+        b"[" * 200_000,
+    ],
+)
+def test_malformed_knowledge_is_named_as_such(payload):
+    with pytest.raises(MalformedReply, match="what is known of clients cannot be read"):
+        wire.decode_known(payload)
 
 
 # which code runs

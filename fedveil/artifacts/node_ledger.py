@@ -21,7 +21,11 @@ from fedveil.privacy import BudgetExceeded, Relation, Release, squared_mu
 
 __all__ = ["NodeLedger", "Past", "ReplayMismatch"]
 
-_VERSION = 1
+_VERSION = 2
+_NOTES = """CREATE TABLE notes (
+    run TEXT NOT NULL, client INTEGER NOT NULL, round INTEGER NOT NULL, note TEXT NOT NULL,
+    PRIMARY KEY (run, client, round)
+) WITHOUT ROWID"""
 _TABLES = (
     """CREATE TABLE sends (
         run TEXT NOT NULL, client INTEGER NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -34,8 +38,10 @@ _TABLES = (
         sensitivity REAL NOT NULL, sigma REAL NOT NULL, chosen TEXT NOT NULL, sampling_rate REAL NOT NULL,
         PRIMARY KEY (run, client, round, attempt, step, name, relation)
     ) WITHOUT ROWID""",
+    _NOTES,
     f"PRAGMA user_version = {_VERSION}",
 )
+_FROM_VERSION_1 = (_NOTES, f"PRAGMA user_version = {_VERSION}")
 _TERMS = "relation, sensitivity, sigma, chosen, sampling_rate"
 _RELEASE = f"client, round, step, name, {_TERMS}"
 
@@ -106,8 +112,8 @@ class NodeLedger:
         with transaction(self.path) as database:
             version = database.execute("PRAGMA user_version").fetchone()[0]
             tables = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-            if version == 0 and tables == 0:
-                for statement in _TABLES:
+            if version == 1 or (version == 0 and tables == 0):
+                for statement in _FROM_VERSION_1 if version == 1 else _TABLES:
                     database.execute(statement)
             elif version != _VERSION:
                 raise DamagedFile(
@@ -176,6 +182,25 @@ class NodeLedger:
                         "seeded run must repeat itself to the bit: restore its settings, data and library "
                         "versions, or start a new run."
                     )
+
+    def note(self, run: str, client: int, round: int, note: str) -> None:
+        """Keep a text about one client's round, in place of an earlier one; it is as private as the records.
+
+        Raises
+        ------
+        WriteFailed
+            If the system refuses.
+        """
+        with transaction(self.path) as database:
+            database.execute(
+                "INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?)", (run, int(client), int(round), note)
+            )
+
+    def notes(self, run: str) -> dict[tuple[int, int], str]:
+        """Return the texts of one run, by client and round."""
+        with connected(self.path) as database:
+            rows = database.execute("SELECT client, round, note FROM notes WHERE run = ?", (run,)).fetchall()
+        return {(client, round): note for client, round, note in rows}
 
     def spent(self, run: str, client: int, *, except_round: int | None = None) -> dict[Relation, float]:
         """Sum mu^2 over a client's releases, for each relation that they bound; rounded up.

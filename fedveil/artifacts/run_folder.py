@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -34,6 +35,7 @@ from fedveil.privacy import Ledger, Release
 __all__ = ["Checkpoint", "RunFolder", "RunFolderError"]
 
 CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parquet", "model.safetensors"
+CONTRIBUTIONS = "contributions.json"
 CHECKPOINT = Path("checkpoint") / "last.safetensors"
 _LOCK = Path("checkpoint") / "lock"
 _SECRETS = Path("checkpoint") / "secrets.toml"
@@ -206,6 +208,7 @@ class RunFolder:
         extra: Mapping[str, Any] | None = None,
         *,
         assumed: Iterable[Release] = (),
+        contributions: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the results: metrics, then the ledger, then the model, each file atomically.
 
@@ -223,6 +226,8 @@ class RunFolder:
             JSON values that describe the model; they become the metadata of its file.
         assumed : iterable of Release
             Rows of clients that gave no valid reply.
+        contributions : mapping, optional
+            JSON values that explain the clients' released contributions; no file without.
 
         Raises
         ------
@@ -238,13 +243,28 @@ class RunFolder:
         files = {
             METRICS: table_bytes(metrics_table(metrics)),
             LEDGER: table_bytes(sorted_ledger(ledger_table(rows, assumed))),
-            MODEL: encode_arrays(arrays, extra),
         }
+        if contributions is not None:
+            files[CONTRIBUTIONS] = json.dumps(contributions, indent=1).encode()
+        files[MODEL] = encode_arrays(arrays, extra)
         for name, data in files.items():
             if name == MODEL:  # the last one: from here on the folder may be handed around
                 with write_failures_named(self.path / _SECRETS):
                     (self.path / _SECRETS).unlink(missing_ok=True)
             write_bytes(self.path / name, data)
+
+    def discard(self) -> None:
+        """Remove the folder of a run that could not begin.
+
+        Raises
+        ------
+        RunFolderError
+            If something of a run is in it.
+        """
+        if self.is_finished or self.load_checkpoint() is not None:
+            raise RunFolderError(f"the run in {self.path} has begun: its folder is not removed.")
+        with write_failures_named(self.path):
+            shutil.rmtree(self.path)
 
     def load_model(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Read the final model's arrays, and what describes it.

@@ -1,4 +1,4 @@
-"""Configuration: what a person typed, checked."""
+"""Configuration: what a person typed, checked, and turned into data, plans and models."""
 
 from fedveil.config.errors import ConfigError
 from fedveil.config.fedsva import FedSVAConfig

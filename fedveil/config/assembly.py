@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -16,42 +16,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.config.errors import ConfigError, nearest
+from fedveil.config.errors import ConfigError
 from fedveil.config.fedsva import FedSVAConfig
-from fedveil.datasets.mnist import load_mnist_5k
-from fedveil.datasets.partition import partition
+from fedveil.datasets.groups import Groups, parse_groups
+from fedveil.datasets.partition import Partition, partition
+from fedveil.datasets.request import DataRequest
 from fedveil.datasets.schema import Dataset, Records, check_records, with_baseline
-from fedveil.datasets.table import load_csv
-from fedveil.privacy import (
-    PrivacyFilter,
-    Relation,
-    StepMechanism,
-    WeakDelta,
-    budgets,
-    gaussian_mu,
-    plan_step,
-    subsampled_noise_multiplier,
-)
+from fedveil.models import Learner, build_learner
+from fedveil.plugins import find, resolve
+from fedveil.privacy import MAX_EXACT, gaussian_mu, noise_aware_weight, subsampled_noise_multiplier
 from fedveil.strategies import CentralMechanism
 from fedveil.streams import Streams
+from fedveil.wire import SOURCE
 
 __all__ = [
     "Problem",
     "central_mechanism",
+    "code_of",
     "home",
     "hosted_clients",
+    "learner",
     "load_problem",
-    "local_budgets",
-    "local_mechanisms",
-    "model_factory",
-    "num_releases",
     "output_root",
     "public_streams",
     "run_streams",
+    "weigh",
 ]
 
-MODELS = ("softmax", "mlp")
-_REGION = re.compile(r"[\d\s]*:[\d\s]*,[\d\s]*:[\d\s]*")
+_RANGE = r"[\d\s]*:[\d\s]*"
+_REGIONS = re.compile(rf"{_RANGE},{_RANGE}(\+{_RANGE},{_RANGE})*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +57,16 @@ class Problem:
         Clients' records and the public test set; private attributes already at their baseline where they are dropped.
     private : bool array, shape (p,), or None
         The private attributes, where the run protects or drops any.
-    parts : tuple of int64 arrays
+    parts : Partition
         Row indices of each logical client, in the order of clients.
+    groups : Groups or None
+        The groups whose contributions are compared, where the run measures them.
     """
 
     dataset: Dataset
     private: NDArray[np.bool_] | None
-    parts: tuple[NDArray[np.int64], ...]
+    parts: Partition
+    groups: Groups | None = None
 
     @property
     def num_clients(self) -> int:
@@ -84,7 +80,7 @@ class Problem:
 
     def records(self, client: int) -> Records:
         """The records of one client."""
-        return self.dataset.train.take(self.parts[client])
+        return self.dataset.train.take(self.parts.parts[client])
 
     def baseline_features(self, records: Records) -> NDArray[np.float32] | None:
         """The same features with the private attributes at their public baseline."""
@@ -114,25 +110,55 @@ def load_problem(config: FedSVAConfig) -> Problem:
         "partition",
         "num_clients",
         "dirichlet_alpha",
+        "classes_per_client",
         "min_records",
+        "small_clients",
         "data_seed",
         "private_attributes",
         "drop_private",
+        "groups",
+        "private_groups",
     )
-    protects = config.is_attribute_level or config.drop_private
     values = {name: getattr(config, name) for name in names}
-    return _load_problem(tuple(values.items()), protects)
+    return _load_problem(
+        tuple(values.items()),
+        config.is_attribute_level or config.drop_private,
+        config.measures_contribution,
+        config.groups_records,
+        "drop-private" if config.drop_private else f"calibration = {config.calibration!r}",
+        config.contribution_pairs,
+        json.dumps(config.options_of("dataset"), sort_keys=True),
+    )
 
 
 @lru_cache(maxsize=2)
-def _load_problem(values: tuple[tuple[str, Any], ...], protects: bool) -> Problem:
+def _load_problem(
+    values: tuple[tuple[str, Any], ...],
+    protects: bool,
+    measures: bool,
+    of_records: bool,
+    wanted_by: str,
+    pairs: int,
+    options: str,
+) -> Problem:
     setting = dict(values)
     drop = setting["drop_private"]
     try:
-        dataset = _load_dataset(setting)
+        dataset = _load_dataset(setting, json.loads(options))
         check_records(dataset.train, dataset.schema, f"data set {dataset.name}")
         check_records(dataset.test, dataset.schema, f"the public test set of {dataset.name}")
-        private = _private_attributes(dataset, setting["private_attributes"]) if protects else None
+        named = setting["private_attributes"] or dataset.private
+        private = None
+        if protects or (measures and not of_records):
+            private = _private_attributes(dataset, named, wanted_by)
+        groups = None
+        if measures:
+            groups = parse_groups(setting["groups"], dataset.schema, private, setting["private_groups"])
+            if len(groups.names) > MAX_EXACT and pairs == 0:
+                raise ConfigError(
+                    f"groups: {len(groups.names)} groups are too many for exact Shapley values (at most {MAX_EXACT}): "
+                    "join some, or sample permutations with contribution-pairs, for example 100."
+                )
         if drop and private is not None:
             dataset = _dropped(dataset, private)
         parts = partition(
@@ -142,30 +168,51 @@ def _load_problem(values: tuple[tuple[str, Any], ...], protects: bool) -> Proble
             setting["dirichlet_alpha"],
             setting["data_seed"],
             setting["min_records"],
+            setting["classes_per_client"],
+            setting["small_clients"],
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
-    return Problem(dataset, None if drop else private, tuple(parts))
+    return Problem(dataset, private if protects and not drop else None, parts, groups)
 
 
-def _load_dataset(setting: Mapping[str, Any]) -> Dataset:
-    if setting["dataset"] == "mnist-5k":
-        return load_mnist_5k(setting["test_fraction"], setting["data_seed"])
-    return load_csv(
-        setting["data_path"],
-        setting["target"],
-        setting["data_schema"] or None,
-        setting["test_fraction"],
-        setting["data_seed"],
-        setting["client_column"] or None,
-        setting["test_path"] or None,
+def _load_dataset(setting: Mapping[str, Any], options: Mapping[str, Any]) -> Dataset:
+    request = DataRequest(
+        path=setting["data_path"],
+        schema_path=setting["data_schema"],
+        test_path=setting["test_path"],
+        target=setting["target"],
+        client_column=setting["client_column"],
+        test_fraction=setting["test_fraction"],
+        seed=setting["data_seed"],
+        options=options,
     )
+    plugin = find("dataset", setting["dataset"])
+    try:
+        dataset = resolve("dataset", setting["dataset"])(request)
+    except (ValueError, OSError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # a plugin may fail in any way; it is named, and nothing goes on
+        raise ConfigError(f"{plugin} failed ({type(error).__name__}: {error}): correct it.") from error
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"{plugin} must return a fedveil.datasets.schema.Dataset, and returned {type(dataset).__name__}."
+        )
+    return dataset
 
 
-def _private_attributes(dataset: Dataset, named: str) -> NDArray[np.bool_]:
+def _private_attributes(dataset: Dataset, named: str, wanted_by: str) -> NDArray[np.bool_]:
     schema = dataset.schema
+    if not named:
+        raise ConfigError(
+            f"private-attributes is empty, and {wanted_by} needs private attributes: name columns, or a region of "
+            "images."
+        )
     # by how it is written, so that a region named for a table is told as what it is
-    mask = schema.region(named) if _REGION.fullmatch(named) else schema.columns(named)
+    if _REGIONS.fullmatch(named):
+        mask = np.logical_or.reduce([schema.region(region) for region in named.split("+")])
+    else:
+        mask = schema.columns(named)
     if mask.all():
         raise ConfigError(
             "all attributes are private: the attribute relation protects some attributes given the others; leave at "
@@ -182,18 +229,27 @@ def _dropped(dataset: Dataset, private: NDArray[np.bool_]) -> Dataset:
     return Dataset(dataset.name, dataset.schema, drop(dataset.train), drop(dataset.test), dataset.scaled)
 
 
-def model_factory(config: FedSVAConfig) -> str | Any:
-    """The model's embedded name, or the user's own factory ``package.module:factory``.
+def learner(config: FedSVAConfig, dataset: Dataset) -> Learner:
+    """The network that clients train, with its loss and local step.
 
     Raises
     ------
     ConfigError
-        If there is no such model.
+        If there is no such model, or it cannot be used.
     """
+    schema = dataset.schema
+    try:
+        return build_learner(_model_factory(config), schema.shape, schema.num_classes, config.hidden_units)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _model_factory(config: FedSVAConfig) -> Any:
+    """The factory of a model's name, or the user's own ``package.module:factory``."""
     if ":" not in config.model:
-        if config.model not in MODELS:
-            raise ConfigError(f"model = {config.model!r} is not known; {nearest(config.model, MODELS)}")
-        return config.model
+        return resolve("model", config.model)
     module, _, name = config.model.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -201,70 +257,26 @@ def model_factory(config: FedSVAConfig) -> str | Any:
         raise ConfigError(f"model = {config.model!r} cannot be imported: {error}.") from error
 
 
-def num_releases(config: FedSVAConfig) -> int:
-    """Noised steps of one client over the run: its expected share of rounds, rounded up, times the local steps.
+def code_of(config: FedSVAConfig, code: Mapping[str, str]) -> dict[str, str]:
+    """What runs here, for server and nodes to compare: FedVeil's own code, and the versions of the plugins in use.
 
-    A client that happens to be sampled more often spends its budget earlier and stops.
+    Parameters
+    ----------
+    code : mapping of str to str
+        :func:`fedveil.wire.fingerprint`.
     """
-    rounds = math.ceil(config.fraction_train * config.num_server_rounds - 1e-9)
-    return max(1, rounds) * config.local_steps
+    named = [("strategy", config.strategy), ("dataset", config.dataset), ("calibration", config.calibration)]
+    if ":" not in config.model:
+        named.append(("model", config.model))
+    foreign = [str(plugin) for kind, name in named if not (plugin := find(kind, name)).is_own]
+    return {**code, SOURCE: "; ".join([code[SOURCE], *foreign])}
 
 
-def local_mechanisms(config: FedSVAConfig, examples: Mapping[int, int]) -> dict[int, StepMechanism | None]:
-    """The noised step of every client; None where clients add no noise.
-
-    Raises
-    ------
-    ConfigError
-        If no client could take even the first round without passing its budget.
-    """
-    if config.privacy != "local":
-        return dict.fromkeys(examples)
-    planned = {n: _plan(config, n) for n in sorted(set(examples.values()))}
-    allowed = local_budgets(config)
-    for client, n in examples.items():
-        first = tuple(
-            row for step in range(config.local_steps) for row in planned[n].releases(client, 1, step)
-        )
-        if config.sampling_rate == 1 and not PrivacyFilter(allowed).admits(first):
-            raise ConfigError(
-                f"the first round would pass the budget of client {client}: {config.local_steps} release(s) at "
-                f"mu-release = {config.mu_release} against epsilon = {config.epsilon:g}; lower mu-release or raise "
-                "epsilon."
-            )
-    return {client: planned[n] for client, n in examples.items()}
-
-
-def _plan(config: FedSVAConfig, num_records: int) -> StepMechanism:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WeakDelta)  # the app names the clients, once for all
-        return plan_step(
-            num_records=num_records,
-            clip_norm=config.clip_norm,
-            calibration=config.calibration,
-            epsilon=config.epsilon,
-            delta=config.delta,
-            num_releases=num_releases(config),
-            epsilon_record=config.epsilon_record,
-            attribute_clip_norm=config.attribute_clip_norm if config.is_attribute_level else None,
-            sampling_rate=config.sampling_rate,
-            mu_release=config.mu_release,
-        )
-
-
-def local_budgets(config: FedSVAConfig) -> dict[Relation, float]:
-    """GDP budgets mu_B of a client's privacy filter, by relation; none where its records are sampled.
-
-    Sampled steps have no valid filter: they follow a fixed schedule of at most ``num_releases`` steps.
-    """
-    if config.privacy != "local" or config.sampling_rate < 1:
-        return {}
-    return budgets(
-        calibration=config.calibration,
-        epsilon=config.epsilon,
-        delta=config.delta,
-        epsilon_record=config.epsilon_record,
-    )
+def weigh(config: FedSVAConfig) -> Callable[[Sequence[float]], float] | None:
+    """A client's weight from the noise of its steps; None where clients weigh by their records."""
+    if config.aggregation_weights == "records":
+        return None
+    return lambda sigmas: noise_aware_weight(sigmas, config.learning_rate, config.weight_tau)
 
 
 def central_mechanism(config: FedSVAConfig, num_clients: int) -> CentralMechanism | None:

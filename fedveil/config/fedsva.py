@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from fedveil.config.errors import ConfigError, explain, nearest
+from fedveil.config.contradictions import contradiction
+from fedveil.config.errors import explain
+from fedveil.config.options import STRICT, OptimizerOptions, kebab, parse_options
+from fedveil.datasets.group_line import group_kind, read_items
+from fedveil.plugins import find, resolve
+from fedveil.privacy import CALIBRATIONS, StepCalibration
 from fedveil.wire import ReplyMode
 
 __all__ = ["FedSVAConfig", "OptimizerOptions"]
-
-
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _empty_is_none(value: object) -> object:
@@ -32,23 +32,12 @@ def _setting(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
 # Flower's configurations have no "nothing": an empty string stands for a value that is not given.
 OptionalInt = Annotated[int | None, BeforeValidator(_empty_is_none)]
 OptionalFloat = Annotated[float | None, BeforeValidator(_empty_is_none)]
-_STRICT = ConfigDict(alias_generator=_kebab, extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class OptimizerOptions(BaseModel):
-    """Further settings of the server optimiser ``adam``: ``options = "optimizer = {beta-1 = 0.9}"``."""
-
-    model_config = _STRICT
-
-    beta_1: float = Field(0.9, ge=0, lt=1)
-    beta_2: float = Field(0.99, ge=0, lt=1)
-    tau: float = Field(1e-3, gt=0)
 
 
 class FedSVAConfig(BaseModel):
     """Settings of one FedSVA run; keys are the field names with hyphens, as in the app's ``pyproject.toml``."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     path_keys: ClassVar[tuple[str, ...]] = ("data-path", "data-schema", "test-path", "output-dir", "resume")
     """Keys that hold a path; ``fedveil run`` makes relative ones absolute before the run leaves its folder."""
@@ -61,28 +50,35 @@ class FedSVAConfig(BaseModel):
         1, "steps", "Noised gradient steps of a client in a round; each is a release.", ge=1, le=1_000_000
     )
     learning_rate: float = _setting(3.0, "per step", "Step size of the clients.", gt=0)
+    strategy: str = _setting(
+        "private-averaging", "name", "Server strategy: private-averaging, or a plugin's."
+    )
+    aggregation_weights: Literal["records", "noise-aware"] = _setting(
+        "records", "", "Clients weigh by their records, or less where their updates carry more noise."
+    )
+    weight_tau: float = _setting(
+        0.1, "units of an update", "With noise-aware: spread of the clients' true updates (tau).", gt=0
+    )
     server_optimizer: Literal["plain", "momentum", "adam"] = _setting(
         "plain", "", "What the server does with the mean update (Flower's FedAvg, FedAvgM, FedAdam)."
     )
     server_learning_rate: float = _setting(1.0, "per round", "Step size of the server.", gt=0)
     server_momentum: float = _setting(0.9, "share", "Momentum of server-optimizer momentum.", ge=0, lt=1)
 
-    dataset: Literal["mnist-5k", "csv"] = _setting(
-        "mnist-5k", "", "5,000 embedded MNIST digits, or your own CSV."
-    )
-    data_path: str = _setting("", "path", "The CSV file (.csv or .csv.gz).")
+    dataset: str = _setting("mnist-5k", "name", "A data set by name; `fedveil list` shows all.")
+    data_path: str = _setting("", "path", "File or folder of csv, parquet, npz, image-folder.")
     data_schema: str = _setting(
         "", "path", "Public description of its columns; empty: <data-path>.schema.toml."
     )
-    target: str = _setting("", "column", "The CSV's label column.")
+    target: str = _setting("", "column", "The label column; empty: the data set's own.")
     client_column: str = _setting("", "column", "Column that says whose record it is, for partition natural.")
     test_fraction: float = _setting(
         0.2, "share of records", "Records set apart as the public test set.", gt=0, lt=1
     )
     test_path: str = _setting(
-        "", "path", "A CSV of its own as the public test set, instead of test-fraction."
+        "", "path", "A file of its own as the public test set, instead of test-fraction."
     )
-    partition: Literal["iid", "dirichlet", "natural"] = _setting(
+    partition: Literal["iid", "dirichlet", "classes", "natural"] = _setting(
         "iid", "", "How records are spread over clients."
     )
     num_clients: int = _setting(
@@ -92,13 +88,17 @@ class FedSVAConfig(BaseModel):
         ge=1,
     )
     dirichlet_alpha: float = _setting(0.5, "concentration", "Label skew of partition dirichlet.", gt=0)
-    min_records: int = _setting(1, "records", "A client with fewer is an error.", ge=1)
+    classes_per_client: int = _setting(2, "classes", "Classes of each client of partition classes.", ge=1)
+    min_records: int = _setting(1, "records", "Fewest records of a client.", ge=1)
+    small_clients: Literal["error", "drop"] = _setting(
+        "error", "", "A client with fewer than min-records is an error, or takes no part."
+    )
     data_seed: int = _setting(0, "", "PUBLIC seed of test split, partition and initial model.", ge=0)
 
     private_attributes: str = _setting(
-        "10:18,10:18",
+        "",
         "names or pixels",
-        "Column names, with commas; or rows,columns of images as half-open ranges.",
+        "Column names, with commas; or rows,columns of images; empty: the data set's own.",
     )
     drop_private: bool = _setting(
         False,
@@ -106,14 +106,55 @@ class FedSVAConfig(BaseModel):
         "Replace the private attributes by their public baseline everywhere, instead of learning from them.",
     )
 
-    model: str = _setting("softmax", "name", "softmax, mlp, or package.module:factory of your own.")
+    groups: str = _setting(
+        "",
+        "name = what; ...",
+        "Groups whose contributions are compared; empty: the private attributes and the others.",
+    )
+    private_groups: str = _setting("", "names", "With groups of records: the private ones.")
+    contribution: str = _setting(
+        "mask",
+        "",
+        "How R is found: mask groups in the received model, retrain on coalitions, or a public number, as in '0.3'.",
+    )
+    contribution_release: Literal["shapley", "utilities", "none"] = _setting(
+        "shapley",
+        "",
+        "What a client releases to make R usable: Shapley values, or all utilities; none: nothing is proven.",
+    )
+    contribution_round: OptionalInt = _setting(
+        None, "round", "First round in which clients release their contribution; empty: 5, or the last.", ge=1
+    )
+    contribution_share: float = _setting(
+        0.1, "share of the budget mu^2", "What releasing the contribution may cost.", gt=0, lt=1
+    )
+    contribution_pairs: int = _setting(
+        0, "pairs of permutations", "Sampled Shapley values, for more than 12 groups.", ge=0, le=100_000
+    )
+    validation_fraction: OptionalFloat = _setting(
+        None,
+        "share of a client's records",
+        "Records that utilities are measured on; empty: all (mask), 0.25 held out (retrain).",
+        gt=0,
+        le=1,
+    )
+    retrain_steps: int = _setting(20, "steps", "Gradient steps of each auxiliary model.", ge=1, le=100_000)
+
+    model: str = _setting(
+        "softmax", "name", "A model by name (`fedveil list`), or package.module:factory of your own."
+    )
     hidden_units: int = _setting(64, "units", "Width of the mlp.", ge=1, le=1_000_000)
 
     privacy: Literal["local", "central", "none"] = _setting(
         "local", "", "Who adds the noise: each client, the trusted server, nobody."
     )
-    calibration: Literal["attribute", "uniform"] = _setting(
-        "attribute", "", "With local privacy: protect the private attributes, or whole records."
+    calibration: str = _setting(
+        "attribute",
+        "name",
+        "Noise of a step: attribute (protects private attributes), uniform (whole records), paper, tight, a plugin.",
+    )
+    beta: float = _setting(
+        0.0, "pure number", "Lower bound on the tolerance of paper and tight (beta).", ge=0
     )
     epsilon: float = _setting(
         1.0,
@@ -135,8 +176,24 @@ class FedSVAConfig(BaseModel):
     clip_norm: float = _setting(
         1.0, "L2 norm", "Clip of a record's gradient (C); of a client's update (central).", ge=1e-30, le=1e30
     )
+    attribute_clip_rule: Literal["contribution", "fixed", "quantile"] = _setting(
+        "contribution", "", "How C_p, the clip of what private attributes add to a gradient, is chosen."
+    )
     attribute_clip_norm: float = _setting(
-        0.2, "L2 norm", "Clip of what the private attributes add to a gradient (C_p).", ge=1e-30, le=1e30
+        0.2,
+        "L2 norm",
+        "C_p of rule fixed, and of the other rules before anything is known.",
+        ge=1e-30,
+        le=1e30,
+    )
+    contribution_scale: float = _setting(
+        1.0, "pure number", "Rule contribution: C_p = scale max(R, 0.05) C, at most C (kappa).", gt=0, le=1e6
+    )
+    attribute_clip_quantile: float = _setting(
+        0.5, "share of records", "Rule quantile: records whose private part is not clipped.", gt=0, lt=1
+    )
+    quantile_share: float = _setting(
+        0.05, "share of the budget mu^2", "What the quantile's releases may cost together.", gt=0, lt=1
     )
     clip_without_noise: bool = _setting(
         False,
@@ -161,7 +218,11 @@ class FedSVAConfig(BaseModel):
         1, "threads", "Threads of torch and BLAS; part of the result's bits.", ge=1, le=256
     )
     round_timeout: float = _setting(600.0, "seconds", "How long to wait for the replies of a round.", gt=0)
-    options: str = _setting("", "inline TOML", "Nested settings: optimizer = {beta-1, beta-2, tau} for adam.")
+    options: str = _setting(
+        "",
+        "inline TOML",
+        "Nested settings: optimizer = {beta-1, beta-2, tau} for adam; dataset = {...}, strategy = {...} for theirs.",
+    )
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> Self:
@@ -180,7 +241,7 @@ class FedSVAConfig(BaseModel):
     @classmethod
     def keys(cls) -> list[str]:
         """All keys, as a run configuration spells them."""
-        return [_kebab(name) for name in cls.model_fields]
+        return [kebab(name) for name in cls.model_fields]
 
     def to_run_config(self) -> dict[str, Any]:
         """All values, defaults too, as a run configuration."""
@@ -195,12 +256,77 @@ class FedSVAConfig(BaseModel):
     @property
     def optimizer_options(self) -> OptimizerOptions:
         """The nested settings of the server optimiser."""
-        return OptimizerOptions.model_validate(_parse_options(self.options).get("optimizer", {}))
+        return OptimizerOptions.model_validate(parse_options(self.options).get("optimizer", {}))
+
+    def options_of(self, table: str) -> dict[str, Any]:
+        """The nested settings of the data set or the strategy."""
+        return dict(parse_options(self.options).get(table, {}))
+
+    @property
+    def step_calibration(self) -> StepCalibration:
+        """The calibration that the name stands for.
+
+        Raises
+        ------
+        ValueError
+            If there is none, or a plugin gives something else.
+        """
+        if self.calibration in CALIBRATIONS:
+            return CALIBRATIONS[self.calibration]
+        plugin, rule = find("calibration", self.calibration), resolve("calibration", self.calibration)
+        if not isinstance(rule, StepCalibration):
+            raise ValueError(
+                f"{plugin} must be a fedveil.privacy.StepCalibration, and is of type {type(rule).__name__}"
+            )
+        return replace(rule, name=str(plugin))
 
     @property
     def is_attribute_level(self) -> bool:
         """Whether the private attributes get a guarantee of their own."""
-        return self.privacy == "local" and self.calibration == "attribute"
+        return self.privacy == "local" and self.step_calibration.relation == "attribute"
+
+    @property
+    def clip_rule(self) -> Literal["contribution", "fixed", "quantile"] | None:
+        """How C_p is chosen; None where there is none."""
+        return self.attribute_clip_rule if self.is_attribute_level else None
+
+    @property
+    def public_contribution(self) -> float | None:
+        """R where it is a public number; None where it is measured."""
+        return None if self.contribution in ("mask", "retrain") else float(self.contribution)
+
+    @property
+    def measures_contribution(self) -> bool:
+        """Whether clients measure R, because their noise or C_p depends on it."""
+        uses = self.step_calibration.uses_contribution or self.clip_rule == "contribution"
+        return self.privacy == "local" and uses and self.public_contribution is None
+
+    @property
+    def releases_contribution(self) -> bool:
+        """Whether clients release what they measure."""
+        return self.measures_contribution and self.contribution_release != "none"
+
+    @property
+    def first_release_round(self) -> int:
+        """First round in which clients release their contribution."""
+        return min(5, self.num_server_rounds) if self.contribution_round is None else self.contribution_round
+
+    @property
+    def is_data_dependent(self) -> bool:
+        """Whether noise depends on private data that are not released: nothing is proven then."""
+        return self.measures_contribution and self.contribution_release == "none"
+
+    @property
+    def groups_records(self) -> bool:
+        """Whether the groups are of records, not of attributes."""
+        return any(group_kind(what) != "attributes" for what in read_items(self.groups).values())
+
+    @property
+    def validation_share(self) -> float:
+        """Share of a client's records that utilities are measured on."""
+        if self.validation_fraction is not None:
+            return self.validation_fraction
+        return 0.25 if self.contribution == "retrain" else 1.0
 
     @property
     def reply(self) -> ReplyMode:
@@ -208,99 +334,7 @@ class FedSVAConfig(BaseModel):
         return "each" if self.privacy == "central" else "sum"
 
     @model_validator(mode="after")
-    def _contradictions(self) -> Self:
-        for problem in (
-            self._data_problem(),
-            self._private_attributes_problem(),
-            self._privacy_problem(),
-            _options_problem(self.options),
-            self._path_problem(),
-        ):
-            if problem:
-                raise ValueError(problem)
+    def _consistent(self) -> Self:
+        if problem := contradiction(self):
+            raise ValueError(problem)
         return self
-
-    def _data_problem(self) -> str | None:
-        if self.dataset == "csv":
-            if not self.data_path or not self.target:
-                return "dataset = 'csv' needs data-path (the file) and target (its label column)"
-        else:
-            for key, value in (
-                ("data-path", self.data_path),
-                ("data-schema", self.data_schema),
-                ("target", self.target),
-                ("client-column", self.client_column),
-                ("test-path", self.test_path),
-            ):
-                if value:
-                    return f"{key} = {value!r} is only for dataset = 'csv', and dataset is {self.dataset!r}"
-        if self.partition == "natural" and not self.client_column:
-            return "partition = 'natural' needs client-column, the column that says whose record it is"
-        return None
-
-    def _private_attributes_problem(self) -> str | None:
-        if not self.private_attributes and (self.is_attribute_level or self.drop_private):
-            wanted = "calibration = 'attribute'" if self.is_attribute_level else "drop-private"
-            return f"{wanted} needs private attributes: name columns, or a region of images, in private-attributes"
-        if self.drop_private and self.is_attribute_level:
-            return "drop-private leaves nothing private to protect: use calibration = 'uniform' or privacy = 'none'"
-        return None
-
-    def _privacy_problem(self) -> str | None:
-        if self.sampling_rate < 1:
-            if self.is_attribute_level:
-                return (
-                    f"sampling-rate = {self.sampling_rate} with calibration = 'attribute': sampling records amplifies "
-                    "nothing at the attribute level; use sampling-rate = 1 or calibration = 'uniform'"
-                )
-            if self.privacy != "local":
-                return f"sampling-rate is only for privacy = 'local', and privacy is {self.privacy!r}"
-            if self.mu_release is not None:
-                return "mu-release needs full batches: set sampling-rate = 1 or leave mu-release empty"
-        if self.clip_without_noise and self.privacy != "none":
-            return f"clip-without-noise is only for privacy = 'none', and privacy is {self.privacy!r}"
-        if self.epsilon_record is not None and not self.is_attribute_level:
-            return "epsilon-record is a second budget beside calibration = 'attribute'; here epsilon is the only budget"
-        if self.mu_release is not None and self.privacy != "local":
-            return f"mu-release is only for privacy = 'local', and privacy is {self.privacy!r}"
-        if self.is_attribute_level and self.attribute_clip_norm > self.clip_norm:
-            return (
-                f"attribute-clip-norm = {self.attribute_clip_norm} is above clip-norm = {self.clip_norm}: that "
-                "protects the private attributes less than the whole record; lower it"
-            )
-        return None
-
-    def _path_problem(self) -> str | None:
-        values = self.to_run_config()
-        for key in self.path_keys:
-            if values[key] and not Path(values[key]).is_absolute():
-                return (
-                    f"{key} = {values[key]!r} must be an absolute path (a run does not execute in your folder); "
-                    "`fedveil run` accepts relative ones"
-                )
-        return None
-
-
-def _parse_options(text: str) -> dict[str, Any]:
-    return tomllib.loads(text.replace("\\n", "\n"))
-
-
-def _options_problem(text: str) -> str | None:
-    try:
-        tables = _parse_options(text)
-    except tomllib.TOMLDecodeError as error:
-        return f"options = {text!r} is not TOML: {error}"
-    for name, value in tables.items():
-        if name != "optimizer":
-            return f"unknown table {name!r} in options; {nearest(name, ['optimizer'])}"
-        if not isinstance(value, dict):
-            return f"options: optimizer = {value!r} must be a table, as in optimizer = {{beta-1 = 0.9}}"
-        try:
-            OptimizerOptions.model_validate(value)
-        except ValidationError as error:
-            keys = [_kebab(field) for field in OptimizerOptions.model_fields]
-            return f"options: {explain(error, keys)}".rstrip(".")
-    return None
-
-
-__all__ += ["ConfigError"]

@@ -5,8 +5,10 @@ model that an app may name in its pyproject.toml::
 
     [tool.fedveil]
     config = "module:Class"
+    plan = "module:function"
 
-``Class.from_run_config(mapping)`` checks all values; ``Class.path_keys`` lists the keys that hold paths.
+``Class.from_run_config(mapping)`` checks all values; ``Class.path_keys`` lists the keys that hold paths;
+``function(checked, say)`` prints what a run would do, for ``fedveil plan``.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class App:
         ``[tool.flwr.app.config]``, nested tables flattened to dotted keys as Flower does.
     config : str or None
         ``module:Class`` of the pydantic model that checks a configuration.
+    plan : str or None
+        ``module:function`` that prints the plan of a run: ``function(checked configuration, say)``.
     """
 
     folder: Path
@@ -57,6 +61,7 @@ class App:
     clientapp: str
     defaults: Mapping[str, Value]
     config: str | None
+    plan: str | None = None
 
     @contextmanager
     def importable(self) -> Iterator[None]:
@@ -160,6 +165,7 @@ def find_app(name_or_path: str) -> App:
             clientapp=_reference(components, "clientapp"),
             defaults={key: _default(key, value) for key, value in flatten(flower.get("config", {}))},
             config=document["tool"].get("fedveil", {}).get("config"),
+            plan=document["tool"].get("fedveil", {}).get("plan"),
         )
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} is not valid TOML: {error}.") from error

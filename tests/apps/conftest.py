@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import runpy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ def small(people: Path) -> dict[str, Any]:
         "target": "income",
         "client-column": "site",
         "private-attributes": "age,job",
+        "attribute-clip-rule": "fixed",
         "num-clients": 8,
         "num-server-rounds": 3,
         "seed": 7,
@@ -102,6 +105,18 @@ class Run:
         return NodeLedger(self.folder / "node-ledger.sqlite").releases()
 
     @property
+    def notes(self) -> dict[tuple[int, int], dict[str, Any]]:
+        """What clients have measured, as the nodes' own ledger keeps it, by client and round."""
+        kept = NodeLedger(self.folder / "node-ledger.sqlite").notes(self.folder.name)
+        return {key: json.loads(note) for key, note in kept.items()}
+
+    @property
+    def contributions(self) -> dict[str, Any]:
+        """The file of released contributions."""
+        found: dict[str, Any] = json.loads((self.folder / "contributions.json").read_text())
+        return found
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """One row a round."""
         rows: list[dict[str, Any]] = pq.read_table(self.folder / "metrics.parquet").to_pylist()
@@ -124,9 +139,8 @@ class Run:
         return [sorted(rounds[number]) for number in sorted(rounds)]
 
 
-@pytest.fixture
-def fedsva(small: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
-    """Run the app with these settings over the small ones, and look at what it left."""
+def runner(small: Settings, folder: Path) -> Callable[..., Run]:
+    """A function that runs the app with these settings over the small ones, and looks at what it left."""
 
     def run(
         settings: Settings | None = None,
@@ -136,7 +150,7 @@ def fedsva(small: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         simulated: bool = True,
         output_dir: Path | None = None,
     ) -> Run:
-        root = output_dir or tmp_path / "runs"
+        root = output_dir or folder / "runs"
         before = set(root.glob("*"))
         plan = plan_run(
             "fedsva",
@@ -145,8 +159,8 @@ def fedsva(small: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             num_nodes=nodes,
             output_dir=str(root),
         )
-        capsys.readouterr()
-        with plan.app.importable():
+        output = StringIO()
+        with plan.app.importable(), redirect_stdout(output):
             watched = WatchedGrid(
                 plan.app.load(plan.app.clientapp),
                 nodes,
@@ -156,10 +170,22 @@ def fedsva(small: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             watched.in_process = simulated
             context = Context(1, 1, {}, state=RecordDict(), run_config=dict(plan.config))
             plan.app.load(plan.app.serverapp)(watched, context)
-        (folder,) = set(root.glob("*")) - before
-        return Run(folder, capsys.readouterr().out, watched.requests, watched.replies)
+        (created,) = set(root.glob("*")) - before
+        return Run(created, output.getvalue(), watched.requests, watched.replies)
 
     return run
+
+
+@pytest.fixture
+def fedsva(small: Settings, tmp_path: Path) -> Callable[..., Run]:
+    """Run the app with these settings over the small ones, and look at what it left."""
+    return runner(small, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def fedsva_of_module(small: Settings, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """The same for runs that the tests of a module share."""
+    return runner(small, tmp_path_factory.mktemp("shared"))
 
 
 def as_options(settings: Settings) -> list[str]:

@@ -33,6 +33,7 @@ TABLE = {
     "target": "ill",
     "client-column": "site",
     "private-attributes": "age",
+    "attribute-clip-rule": "fixed",
     "num-clients": 4,
     "num-server-rounds": 2,
 }
@@ -101,7 +102,31 @@ SETTINGS = {
         {"attribute-clip-norm": 1.5},
         ["attribute-clip-norm = 1.5", "clip-norm = 1.0"],
     ),
-    "an unknown model": ({"model": "sofmax"}, ["model = 'sofmax'", "did you mean 'softmax'?"]),
+    "an unknown model": (
+        {"model": "sofmax"},
+        ["model = 'sofmax' is not installed", "did you mean 'softmax'?"],
+    ),
+    "an unknown data set": (
+        {"dataset": "mnist5k"},
+        ["'mnist5k' is not installed", "did you mean 'mnist-5k'?"],
+    ),
+    "an unknown calibration": ({"calibration": "papr"}, ["'papr' is not installed", "did you mean 'paper'?"]),
+    "an unknown strategy": (
+        {"strategy": "privat-averaging"},
+        ["'privat-averaging' is not installed", "did you mean 'private-averaging'?"],
+    ),
+    "a contribution that would be mostly noise": (
+        {"attribute-clip-rule": "contribution"},
+        ["client 0 with 8 records", "bring", "contribution-share = 0.1", "attribute-clip-rule = 'fixed'"],
+    ),
+    "a retrained contribution that is to be released": (
+        {"calibration": "paper", "contribution": "retrain"},
+        ["contribution = 'retrain' cannot be released", "contribution-release = 'none'"],
+    ),
+    "a group of an unknown column": (
+        {"attribute-clip-rule": "contribution", "groups": "mine = agee"},
+        ["'mine'", "unknown column 'agee'", "nearest: 'age'"],
+    ),
     "a model that is nowhere": (
         {"model": "no_such_module:net"},
         ["model = 'no_such_module:net'", "imported"],
@@ -113,10 +138,13 @@ SETTINGS = {
     ),
     "a first round that passes the budget": (
         {"mu-release": 1.0},
-        ["the first round would pass the budget of client 0", "mu-release = 1.0", "epsilon = 1"],
+        ["client 0 with 8 records: its first round would pass the budget", "mu-release = 1.0", "epsilon = 1"],
     ),
     "a csv without a path": ({"data-path": ""}, ["dataset = 'csv'", "data-path"]),
-    "a csv with the digits": ({"dataset": "mnist-5k"}, ["data-path", "only for dataset = 'csv'"]),
+    "a csv with the digits": (
+        {"dataset": "mnist-5k"},
+        ["data-path", "dataset 'mnist-5k' takes none of data-path"],
+    ),
     "a private column that does not exist": ({"private-attributes": "agee"}, ["'agee'", "nearest: 'age'"]),
     "the target as private column": ({"private-attributes": "ill"}, ["'ill'"]),
     "all attributes private": ({"private-attributes": "age,weight"}, ["all attributes are private"]),

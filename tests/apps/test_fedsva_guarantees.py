@@ -146,7 +146,8 @@ def test_with_sampled_clients_nothing_printed_or_stored_tells_who_or_how_many_to
         # two digests beside them, of the code and of the data under a key from the seed: the same in every round
         facts = kept.extra.pop("facts")
         assert set(facts) == {"code", "data"}
-        assert kept.extra == {"out-of-budget": [], "run": run.folder.name}
+        nothing = {"contributions": {}, "rounds": {}, "attribute-clip-norm": None}
+        assert kept.extra == {"out-of-budget": [], "run": run.folder.name, "knowledge": nothing}
         assert {key for row in kept.metrics for key in row} == set(run.metrics[0])
         assert len(kept.releases) == 4
         assert not kept.assumed

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 from fedveil import wire
 from fedveil.artifacts import NodeLedger
 from fedveil.config import FedSVAConfig, assembly
-from fedveil.models import build_model, evaluate, initial_arrays
+from fedveil.models import build_learner, evaluate, initial_arrays
 from fedveil.privacy import gaussian_mu
 from fedveil.run import InProcessGrid, plan_run
 
@@ -26,7 +26,7 @@ def test_a_plain_flower_strategy_trains_fedsva_clients(
     plan = plan_run("fedsva", engine="in-process", overrides=settings, output_dir=str(tmp_path / "runs"))
     config = FedSVAConfig.from_run_config(plan.config)
     problem = assembly.load_problem(config)
-    model = build_model("softmax", problem.dataset.schema.shape, 2)
+    model = build_learner("softmax", problem.dataset.schema.shape, 2).module
     start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
     with plan.app.importable():
         grid = InProcessGrid(plan.app.load(plan.app.clientapp), 4, run_config=plan.config, run_id=5)
@@ -61,7 +61,7 @@ def test_the_filter_holds_whatever_the_strategy_asks_for(small: dict[str, Any], 
     plan = plan_run("fedsva", engine="in-process", overrides=settings, output_dir=str(tmp_path / "runs"))
     config = FedSVAConfig.from_run_config(plan.config)
     problem = assembly.load_problem(config)
-    model = build_model("softmax", problem.dataset.schema.shape, 2)
+    model = build_learner("softmax", problem.dataset.schema.shape, 2).module
     start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
     with plan.app.importable():
         grid = InProcessGrid(plan.app.load(plan.app.clientapp), 2, run_config=plan.config)
@@ -84,12 +84,34 @@ def test_the_filter_holds_whatever_the_strategy_asks_for(small: dict[str, Any], 
         assert ledger.spent("flower-1", client)["attribute"] <= gaussian_mu(1.0, 1e-5) ** 2
 
 
+def test_weights_by_noise_need_the_strategy_that_knows_them(small: dict[str, Any], tmp_path: Path):
+    """Flower's own strategies weigh a node's mean by num-examples."""
+    settings = {**small, "aggregation-weights": "noise-aware"}
+    plan = plan_run("fedsva", engine="in-process", overrides=settings, output_dir=str(tmp_path / "runs"))
+    config = FedSVAConfig.from_run_config(plan.config)
+    problem = assembly.load_problem(config)
+    model = build_learner("softmax", problem.dataset.schema.shape, 2).module
+    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    arrays = ArrayRecord({name: Array(array) for name, array in start.items()})
+    with plan.app.importable():
+        grid = InProcessGrid(plan.app.load(plan.app.clientapp), 1, run_config=plan.config)
+        (node,) = grid.get_node_ids()
+        content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord({wire.ROUND: 1})})
+        (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=wire.TRAIN)])
+    assert reply.has_error()
+    assert "aggregation-weights = 'noise-aware' needs FedVeil's own strategy" in (reply.error.reason or "")
+    assert (
+        not list((tmp_path / "runs").glob("*/node-ledger.sqlite"))
+        or not NodeLedger(next((tmp_path / "runs").glob("*/node-ledger.sqlite"))).releases()
+    )
+
+
 def test_within_a_run_of_flower_s_a_node_accepts_one_name_for_it(small: dict[str, Any], tmp_path: Path):
     """Budgets are a run's: with a new name in every message a server would never spend any."""
     plan = plan_run("fedsva", engine="in-process", overrides=small, output_dir=str(tmp_path / "runs"))
     config = FedSVAConfig.from_run_config(plan.config)
     problem = assembly.load_problem(config)
-    model = build_model("softmax", problem.dataset.schema.shape, 2)
+    model = build_learner("softmax", problem.dataset.schema.shape, 2).module
     start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
     arrays = ArrayRecord({name: Array(array) for name, array in start.items()})
     with plan.app.importable():

@@ -13,7 +13,8 @@ from flwr.app import Message
 
 from fedveil import wire
 from fedveil.artifacts import RunFolder
-from fedveil.config import FedSVAConfig, assembly
+from fedveil.config import FedSVAConfig, assembly, planning
+from fedveil.privacy import Known
 
 CLIENTS = {2: {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}}
 FEDSVA = Path(__file__).parents[2] / "flwr_apps" / "fedsva" / "fedsva_app"
@@ -30,6 +31,13 @@ def trained(run: Any) -> Iterator[tuple[Message, Message]]:
 PRIVATE = {
     "attribute level": {"local-steps": 2},
     "attribute level, out of budget": {"fraction-train": 0.5, "num-server-rounds": 6},
+    "attribute level, released contribution": {
+        "attribute-clip-rule": "contribution",
+        "epsilon": 20.0,
+        "contribution-share": 0.6,
+        "contribution-round": 2,
+    },
+    "attribute level, quantile": {"attribute-clip-rule": "quantile"},
     "record level, sampled records": {"calibration": "uniform", "sampling-rate": 0.5, "epsilon": 4.0},
 }
 
@@ -40,7 +48,7 @@ def test_every_field_of_every_reply_of_a_private_run_is_accounted_for(
 ):
     run = fedsva(settings)
     config = FedSVAConfig.from_run_config({**small, **settings})
-    mechanisms = assembly.local_mechanisms(config, dict.fromkeys(range(8), 20))
+    plans = planning.client_plans(config, dict.fromkeys(range(8), 20), assembly.load_problem(config).groups)
     model, _ = RunFolder(run.folder).load_model()
     fingerprint = wire.fingerprint(FEDSVA)
     seen = 0
@@ -63,7 +71,7 @@ def test_every_field_of_every_reply_of_a_private_run_is_accounted_for(
         # who took part: a function of who was asked and of the ledger
         ledger = content["ledger"]
         assert set(content.config_records) == {"ledger"}
-        assert set(ledger) == {"rows", "clients", "out-of-budget", "library", "source"}
+        assert set(ledger) == {"rows", "released", "clients", "out-of-budget", "library", "source"}
         assert sorted(ledger["clients"] + ledger["out-of-budget"]) == sorted(asked["clients"])
         assert {"library": ledger["library"], "source": ledger["source"]} == fingerprint
 
@@ -72,14 +80,32 @@ def test_every_field_of_every_reply_of_a_private_run_is_accounted_for(
         assert dict(content["metrics"]) == {"num-examples": 20 * len(ledger["clients"])}
 
         # the planned rows of those that took part, and nothing else
+        known, number = wire.decode_known(asked["known"]), asked["server-round"]
+
+        def planned(
+            client: int, known: Any = known, number: int = number, measure: Any = asked["measure"]
+        ) -> Any:
+            facts = known.get(client, Known())
+            return plans[client].rows(client, number, config.local_steps, facts, measure=client in measure)
+
         rows = wire.decode_releases(ledger["rows"])
-        assert list(rows) == [
-            row
-            for client in ledger["clients"]
-            for step in range(config.local_steps)
-            for row in mechanisms[client].releases(client, asked["server-round"], step)
-        ]
+        assert list(rows) == [row for client in ledger["clients"] for row in planned(client)]
         assert ledger["rows"] == wire.encode_releases(rows)
+
+        # values that those rows pay for: of each client that was asked for its contribution, and each round's quantile
+        released = wire.decode_released(ledger["released"])
+        assert {
+            client: {name: len(values) for name, values in named.items()}
+            for client, named in released.items()
+        } == {
+            client: sizes
+            for client in ledger["clients"]
+            if (
+                sizes := ({"contribution": 2} if client in asked["measure"] else {})
+                | ({"quantile": 1} if plans[client].quantile else {})
+            )
+        }
+        assert ledger["released"] == wire.encode_released(released)
         seen += len(rows)
     assert seen == len(run.rows) == len(run.node_rows) > 0
 
@@ -109,6 +135,8 @@ def test_a_node_is_asked_for_nothing_but_who_it_is_and_to_train(fedsva: Callable
             "clients": request.content["config"]["clients"],
             "run": run.folder.name,
             "reply": "sum",
+            "known": b"{}",
+            "measure": [],
         }
 
 

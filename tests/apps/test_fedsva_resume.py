@@ -21,6 +21,12 @@ ROUNDS = 5
 SAVED, REPLIED = "the round was saved", "every node replied, nothing saved"
 RELEASED, UNFINISHED = "the first node's releases are in its ledger", "the ledger is written, the model not"
 ADAM = {"server-optimizer": "adam", "server-learning-rate": 0.1, "fraction-train": 0.7}
+CONTRIBUTION = {
+    "attribute-clip-rule": "contribution",
+    "epsilon": 20.0,
+    "contribution-share": 0.6,
+    "contribution-round": 3,
+}
 DEATHS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "plain": (SAVED, 3, {"local-steps": 2}),
     "momentum": (REPLIED, 4, {"server-optimizer": "momentum"}),
@@ -32,11 +38,16 @@ DEATHS: dict[str, tuple[str, int, dict[str, Any]]] = {
         4,
         {"privacy": "central", "fraction-train": 0.5, "server-optimizer": "momentum", "epsilon": 8.0},
     ),
+    "before the contributions": (SAVED, 2, CONTRIBUTION),
+    "with half the contributions": (RELEASED, 3, CONTRIBUTION),
+    "after the contributions": (SAVED, 3, {**CONTRIBUTION, "aggregation-weights": "noise-aware"}),
+    "quantile": (REPLIED, 3, {"attribute-clip-rule": "quantile", "epsilon": 8.0}),
     "before the first round": (SAVED, 0, {}),
     "at the very end": (UNFINISHED, 0, {"server-optimizer": "momentum"}),
     "unseeded, at the very end": (UNFINISHED, 0, {"seed": ""}),
     "unseeded": (REPLIED, 4, {"seed": ""}),
     "unseeded, half a round": (RELEASED, 4, {"seed": ""}),
+    "unseeded, half the contributions": (RELEASED, 3, {**CONTRIBUTION, "seed": ""}),
 }
 
 
@@ -82,13 +93,53 @@ def test_a_killed_run_resumes_and_ends_byte_equal_to_an_unbroken_one(
     unbroken = fedsva({"num-server-rounds": ROUNDS, **settings})
     done = {SAVED: number, UNFINISHED: ROUNDS}.get(at, number - 1)
     assert f"resuming after round {done} in {folder}" in result.stdout
-    for file in ("model.safetensors", "ledger.parquet"):
+    files = ["model.safetensors", "ledger.parquet"]
+    files += ["contributions.json"] if "contribution-round" in settings else []
+    for file in files:
         assert (folder / file).read_bytes() == (unbroken.folder / file).read_bytes(), file
     own = folder / "node-ledger.sqlite"
     if settings.get("privacy") != "central":
         assert NodeLedger(own).releases() == unbroken.node_rows
     rows = type(unbroken)(folder, "", [], []).metrics
     assert [_without_times(row) for row in rows] == [_without_times(row) for row in unbroken.metrics]
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("name", ["with half the contributions", "after the contributions"])
+def test_contributions_have_the_same_bits_when_a_run_goes_on_with_another_number_of_nodes(
+    dead_run: Callable[[str], Path],
+    fedsva: Callable[..., Any],
+    fedveil_run: Callable[..., Any],
+    name: str,
+    nodes: int,
+):
+    folder = dead_run(name)
+    result = fedveil_run({}, "--resume", folder, "--num-supernodes", str(nodes))
+    assert result.exit_code == 0, result.stderr
+    unbroken = fedsva({"num-server-rounds": ROUNDS, **DEATHS[name][2]}, nodes=2)
+    for file in ("model.safetensors", "ledger.parquet", "contributions.json"):
+        assert (folder / file).read_bytes() == (unbroken.folder / file).read_bytes(), file
+
+
+def test_an_unseeded_resumed_run_asks_again_for_contributions_that_were_lost_and_counts_both(
+    dead_run: Callable[[str], Path], fedsva: Callable[..., Any], fedveil_run: Callable[..., Any]
+):
+    folder = dead_run("unseeded, half the contributions")
+    result = fedveil_run({}, "--resume", folder)
+    assert result.exit_code == 0, result.stderr
+    run = type(fedsva({"num-server-rounds": 1}))(folder, result.stdout, [], [])
+    assumed = [row for row in run.rows if row["source"] == "assumed"]
+    assert {(row["client"], row["round"], row["release"]) for row in assumed} == {
+        (client, 3, release) for client in range(8) for release in ("gradient", "contribution")
+    }
+    budget = gaussian_mu(20.0, 1e-5) ** 2
+    measured = {row.client for row in run.node_rows if row.name == "contribution" and row.round == 3}
+    assert measured == set(range(8))
+    for client in range(8):
+        own = [row for row in run.node_rows if (row.client, row.relation) == (client, "attribute")]
+        assert math.fsum(row.mu**2 for row in own) <= budget * (1 + 1e-12)
+        told = [row for row in run.rows if row["client"] == client]
+        assert len(told) >= len([row for row in run.node_rows if row.client == client])
 
 
 @pytest.mark.parametrize("name", ["unseeded", "unseeded, half a round"])

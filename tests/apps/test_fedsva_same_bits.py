@@ -20,6 +20,22 @@ WAYS = {
         "num-server-rounds": 4,
     },
     "record level, sampled records": {"calibration": "uniform", "sampling-rate": 0.5, "epsilon": 4.0},
+    "released contributions, noise-aware weights": {
+        "attribute-clip-rule": "contribution",
+        "epsilon": 20.0,
+        "contribution-share": 0.6,
+        "contribution-round": 1,
+        "fraction-train": 0.6,
+        "aggregation-weights": "noise-aware",
+    },
+    "quantile": {"attribute-clip-rule": "quantile", "epsilon": 8.0},
+    "retrained contributions": {
+        "calibration": "paper",
+        "contribution": "retrain",
+        "contribution-release": "none",
+        "retrain-steps": 3,
+        "num-server-rounds": 2,
+    },
     "sampled central noise": {"privacy": "central", "fraction-train": 0.6, "epsilon": 8.0},
     "no privacy": {"privacy": "none"},
 }

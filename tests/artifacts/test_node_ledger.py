@@ -236,8 +236,55 @@ def test_a_file_that_is_no_node_ledger_is_named_and_left_alone(tmp_path: Path) -
     with sqlite3.connect(foreign) as database:
         database.execute("CREATE TABLE mine (value)")
     database.close()
-    with pytest.raises(DamagedFile, match=r"foreign.sqlite is not a node ledger of version 1"):
+    with pytest.raises(DamagedFile, match=r"foreign.sqlite is not a node ledger of version 2"):
         NodeLedger(foreign)
+
+
+def as_version_1(path: Path) -> None:
+    """What the ledger of a node was before it kept notes."""
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE notes")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+
+
+def test_a_ledger_of_the_version_before_keeps_its_rows_and_takes_notes(ledger: NodeLedger) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=False)
+    as_version_1(ledger.path)
+    upgraded = NodeLedger(ledger.path)
+    assert upgraded.releases() == [row(3, 1)]
+    upgraded.note("run", 3, 1, "kept")
+    assert upgraded.notes("run") == {(3, 1): "kept"}
+    with sqlite3.connect(ledger.path) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+    database.close()
+    assert NodeLedger(ledger.path).count("run", 3) == 1  # and once more is no upgrade
+
+
+def test_a_ledger_of_a_version_to_come_is_refused_and_left_alone(ledger: NodeLedger) -> None:
+    with sqlite3.connect(ledger.path) as database:
+        database.execute("PRAGMA user_version = 3")
+    database.close()
+    before = ledger.path.read_bytes()
+    with pytest.raises(DamagedFile, match="is not a node ledger of version 2: choose another file"):
+        NodeLedger(ledger.path)
+    assert ledger.path.read_bytes() == before
+
+
+def test_notes_are_kept_by_run_client_and_round_the_last_one_each(ledger: NodeLedger) -> None:
+    for run, client, round, note in (
+        ("run", 3, 1, "first"),
+        ("run", 3, 2, "second"),
+        ("run", 4, 1, "another's"),
+        ("other", 3, 1, "of another run"),
+        ("run", 3, 1, "again"),
+    ):
+        ledger.note(run, client, round, note)
+    again = NodeLedger(ledger.path)
+    assert again.notes("run") == {(3, 1): "again", (3, 2): "second", (4, 1): "another's"}
+    assert again.notes("other") == {(3, 1): "of another run"}
+    assert again.notes("none") == {}
+    assert again.releases() == []
 
 
 def test_a_full_disk_is_one_sentence_and_adds_nothing(

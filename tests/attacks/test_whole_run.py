@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedveil.attacks import LikelihoodRatioAudit, audit_likelihood_ratio, log_likelihood_ratio
 from fedveil.clients import ClientData, Cohort, handle_train, local_update
-from fedveil.models import build_model
-from fedveil.privacy import Ledger, Relation, StepCalibration, StepMechanism, budgets, plan_step
+from fedveil.models import build_learner
+from fedveil.privacy import Ledger, Relation, StepMechanism, budgets, plan_step
 from fedveil.streams import Stream, Streams
 from fedveil.wire import decode_releases, from_fixed
 
@@ -28,7 +28,7 @@ Case = Literal[
 ]
 
 ROUNDS, STEPS, RECORDS, DELTA, EPSILON, LEARNING_RATE = 2, 2, 3, 1e-5, 10.0, 1e-3
-MODEL = build_model(lambda shape, outputs: torch.nn.Linear(*shape, outputs, bias=False), (3,), 2)
+LEARNER = build_learner(lambda shape, outputs: torch.nn.Linear(*shape, outputs, bias=False), (3,), 2)
 ARRAYS = {"weight": np.zeros((2, 3), dtype=np.float32)}
 FINGERPRINT = {"library": "", "source": ""}
 
@@ -61,7 +61,7 @@ def client_data(column: int, value: float) -> ClientData:
     return ClientData(features, np.zeros(RECORDS, dtype=np.int64), baseline)
 
 
-def calibration_of(case: Case) -> StepCalibration:
+def calibration_of(case: Case) -> str:
     return "uniform" if case.startswith("uniform") else "attribute"
 
 
@@ -80,7 +80,7 @@ def mechanism(case: Case) -> StepMechanism:
 def run(case: Case, data: ClientData, streams: Streams) -> tuple[NDArray[np.float64], Ledger]:
     """One whole run as the server sees it: the client's sum in each round, and the ledger rows."""
     cohort = Cohort(
-        MODEL,
+        LEARNER,
         {0: data},
         {0: mechanism(case)},
         budgets=budgets(calibration=calibration_of(case), epsilon=EPSILON, delta=DELTA),
@@ -112,7 +112,7 @@ def run(case: Case, data: ClientData, streams: Streams) -> tuple[NDArray[np.floa
 def expected_update(case: Case, data: ClientData) -> NDArray[np.float64]:
     """What one round adds to the model but for the noise; the same in every round, whatever the model."""
     update = local_update(
-        MODEL,
+        LEARNER,
         ARRAYS,
         data,
         mechanism=mechanism(case),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from fedveil.artifacts import NodeLedger, ReplayMismatch
 from fedveil.clients import ClientData, Cohort, CohortResult, local_update
-from fedveil.models import build_model, initial_arrays
-from fedveil.privacy import BudgetExceeded, StepMechanism, budgets, plan_step
+from fedveil.models import Learner, build_learner, initial_arrays
+from fedveil.privacy import BudgetExceeded, Plan, StepMechanism, budgets, plan_step
 from fedveil.streams import Streams
 from fedveil.wire import to_fixed
 
-MODEL = build_model("softmax", (6,), 3)
+LEARNER = build_learner("softmax", (6,), 3)
 STREAMS = Streams.seeded("test", 0)
-ARRAYS = initial_arrays(MODEL, STREAMS.stream("model"))
+ARRAYS = initial_arrays(LEARNER.module, STREAMS.stream("model"))
 STEPS = 2
 
 
@@ -51,16 +51,16 @@ def cohort(
     clients: Sequence[int],
     *,
     data: Callable[[int], ClientData] = client_data,
-    mechanisms: dict[int, StepMechanism | None] | None = None,
+    plans: Mapping[int, Plan | None] | None = None,
     streams: Streams = STREAMS,
     ledger: NodeLedger | None = None,
     learning_rate: float = 0.5,
     epsilon_record: float | None = None,
 ) -> Cohort:
     return Cohort(
-        MODEL,
+        LEARNER,
         data,
-        mechanisms if mechanisms is not None else {client: mechanism(client) for client in clients},
+        plans if plans is not None else {client: mechanism(client) for client in clients},
         budgets=budgets(calibration="attribute", epsilon=2.0, delta=1e-5, epsilon_record=epsilon_record),
         streams=streams,
         node_ledger=ledger,
@@ -77,14 +77,11 @@ def added(results: Sequence[CohortResult]) -> dict[str, NDArray[np.int64]]:
 @pytest.mark.parametrize("private", [True, False])
 def test_any_grouping_and_any_order_gives_the_same_bits(private: bool) -> None:
     clients = list(range(8))
-    mechanisms: dict[int, StepMechanism | None] = {c: mechanism(c) if private else None for c in clients}
+    plans: dict[int, Plan | None] = {c: mechanism(c) if private else None for c in clients}
 
     def totals(groups: Sequence[Sequence[int]]) -> dict[str, NDArray[np.int64]]:
         return added(
-            [
-                cohort(group, mechanisms={c: mechanisms[c] for c in group}).train(1, ARRAYS, group)
-                for group in groups
-            ]
+            [cohort(group, plans={c: plans[c] for c in group}).train(1, ARRAYS, group) for group in groups]
         )
 
     one = totals([clients])
@@ -104,7 +101,7 @@ def test_the_totals_are_the_fixed_point_sums_of_the_weighted_updates() -> None:
     kept = cohort([2, 4]).train(3, ARRAYS, [4, 2], keep_updates=True)
     updates = {
         client: local_update(
-            MODEL,
+            LEARNER,
             ARRAYS,
             client_data(client),
             mechanism=mechanism(client),
@@ -149,8 +146,8 @@ def test_a_client_out_of_budget_takes_no_part_and_its_records_are_not_looked_at(
         return client_data(client)
 
     ledger = NodeLedger(tmp_path / "node.db") if with_ledger else None
-    mechanisms: dict[int, StepMechanism | None] = {1: mechanism(1, rounds=2), 2: mechanism(2, rounds=3)}
-    node = cohort([1, 2], data=data, mechanisms=mechanisms, streams=streams, ledger=ledger)
+    plans: dict[int, Plan | None] = {1: mechanism(1, rounds=2), 2: mechanism(2, rounds=3)}
+    node = cohort([1, 2], data=data, plans=plans, streams=streams, ledger=ledger)
     took_part = [node.train(round, ARRAYS, [1, 2]).took_part for round in (1, 2)]
     assert took_part == [(1, 2), (1, 2)]
     touched.clear()
@@ -234,8 +231,8 @@ def test_a_step_that_diverged_is_in_the_ledger_all_the_same(tmp_path: Path) -> N
 
 def test_sums_that_would_leave_int64_are_an_error() -> None:
     clients = range(9)
-    plain: dict[int, StepMechanism | None] = dict.fromkeys(clients)
-    node = cohort(clients, data=lambda _: client_data(0), mechanisms=plain, learning_rate=1.5e8)
+    plain: dict[int, Plan | None] = dict.fromkeys(clients)
+    node = cohort(clients, data=lambda _: client_data(0), plans=plain, learning_rate=1.5e8)
     assert node.train(1, ARRAYS, [0]).took_part == (0,)  # one alone fits
     with pytest.raises(ValueError, match="leaves int64"):
         node.train(1, ARRAYS, clients)
@@ -245,7 +242,7 @@ def test_sampled_steps_follow_their_fixed_schedule() -> None:
     options = {"calibration": "uniform", "epsilon": 2.0, "delta": 1e-5, "sampling_rate": 0.5}
     step = plan_step(num_records=6, clip_norm=1.0, num_releases=2 * STEPS, **options)  # type: ignore[arg-type]
     node = Cohort(
-        MODEL,
+        LEARNER,
         client_data,
         {1: step},
         budgets=budgets(**options),  # type: ignore[arg-type]
@@ -259,7 +256,7 @@ def test_sampled_steps_follow_their_fixed_schedule() -> None:
     assert outcomes == [(1,), (1,), ()]
     endless = StepMechanism(6, 1.0, 1.0, sampling_rate=0.5)
     with pytest.raises(ValueError, match="client 1 samples its records and has no fixed schedule"):
-        cohort([1], mechanisms={1: endless})
+        cohort([1], plans={1: endless})
 
 
 def test_a_request_that_this_node_cannot_answer_is_refused() -> None:
@@ -279,7 +276,7 @@ def test_a_model_that_mixes_records_is_refused() -> None:
     mixing = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="BatchNorm1d"):
         Cohort(
-            mixing,
+            Learner(mixing),
             client_data,
             {},
             budgets={},
@@ -296,7 +293,7 @@ def test_clients_rounds_and_runs_draw_different_noise() -> None:
         node = cohort(
             [client],
             data=lambda _: client_data(0),
-            mechanisms={client: mechanism(0)},
+            plans={client: mechanism(0)},
             streams=Streams.seeded(config, 0),
         )
         updates = node.train(round, ARRAYS, [client], keep_updates=True).updates
@@ -311,14 +308,14 @@ def test_clients_rounds_and_runs_draw_different_noise() -> None:
 
 def test_one_diverging_update_does_not_take_the_others_with_it_where_the_server_adds_the_noise() -> None:
     """Otherwise one client's records would move the server's sum by more than that client's clip."""
-    model = build_model("mlp", (4,), 2, 8)
-    arrays = initial_arrays(model, Streams.seeded("x", 0).stream("m"))
+    learner = build_learner("mlp", (4,), 2, 8)
+    arrays = initial_arrays(learner.module, Streams.seeded("x", 0).stream("m"))
     calm = ClientData(np.zeros((5, 4), np.float32), np.array([0, 1, 0, 1, 0]))
     wild = ClientData(np.ones((5, 4), np.float32), np.array([1, 1, 1, 1, 1]))
     results = []
     for last in (calm, wild):
         cohort = Cohort(
-            model,
+            learner,
             {0: calm, 1: calm, 2: last},
             dict.fromkeys(range(3)),
             budgets={},
@@ -349,13 +346,13 @@ def test_requests_served_at_the_same_time_cannot_each_take_the_last_of_a_budget(
     first, second = (cohort([0], streams=Streams.system(), ledger=NodeLedger(path)) for _ in range(2))
     for round in (1, 2):
         first.train(round, ARRAYS, [0])
-    second_round = second._update
+    second_round = second._answer
 
     def interrupted(*arguments: Any) -> Any:
         assert first.train(3, ARRAYS, [0]).took_part == (0,)
         return second_round(*arguments)
 
-    second._update = interrupted  # type: ignore[method-assign]
+    second._answer = interrupted  # type: ignore[method-assign]
     with pytest.raises(BudgetExceeded, match="client 0"):
         second.train(4, ARRAYS, [0])
     assert NodeLedger(path).count(first.run, 0) == 3 * STEPS

@@ -14,15 +14,15 @@ from flwr.common.serde import recorddict_to_proto
 from numpy.typing import NDArray
 
 from fedveil.artifacts import NodeLedger
-from fedveil.clients import ClientData, Cohort, handle_identify, handle_train, local_update
-from fedveil.models import build_model, initial_arrays
+from fedveil.clients import ClientData, Cohort, handle_identify, handle_train, local_update, make_train_reply
+from fedveil.models import build_learner, initial_arrays
 from fedveil.privacy import StepMechanism, budgets, plan_step
 from fedveil.streams import Streams
 from fedveil.wire import from_fixed, to_fixed
 
-MODEL = build_model("softmax", (6,), 3)
+LEARNER = build_learner("softmax", (6,), 3)
 STREAMS = Streams.seeded("test", 0)
-ARRAYS = initial_arrays(MODEL, STREAMS.stream("model"))
+ARRAYS = initial_arrays(LEARNER.module, STREAMS.stream("model"))
 FINGERPRINT = {"library": "0.1.0", "source": "abc"}
 STEPS = 2
 CLIENTS = (3, 4, 8)
@@ -52,7 +52,7 @@ def mechanism(client: int) -> StepMechanism:
 
 def cohort(folder: Path, *, version: int = 0, private: bool = True) -> Cohort:
     return Cohort(
-        MODEL,
+        LEARNER,
         lambda client: client_data(client, version),
         {client: mechanism(client) if private else None for client in CLIENTS},
         budgets=budgets(calibration="attribute", epsilon=2.0, delta=1e-5),
@@ -93,7 +93,7 @@ def test_every_byte_of_a_private_reply_is_accounted_for(mode: str, tmp_path: Pat
     totals = {name: np.zeros(value.shape, dtype=np.int64) for name, value in ARRAYS.items()}
     for client in (3, 4):
         update = local_update(
-            MODEL,
+            LEARNER,
             ARRAYS,
             client_data(client),
             mechanism=mechanism(client),
@@ -123,6 +123,8 @@ def test_every_byte_of_a_private_reply_is_accounted_for(mode: str, tmp_path: Pat
             "ledger": ConfigRecord(
                 {
                     "rows": json.dumps([asdict(row) for row in rows], separators=(",", ":")).encode(),
+                    # nothing beside the updates: these plans release no contribution and no quantile
+                    "released": b"{}",
                     # from public mechanisms and rows, not from records
                     "clients": [3, 4],
                     "out-of-budget": [8],
@@ -184,11 +186,11 @@ def test_identify_says_who_is_here_with_public_numbers_only(tmp_path: Path) -> N
     assert bytes_of(reply) == bytes_of(RecordDict({"config": ConfigRecord(accounted)}))
 
 
-def test_rows_whose_noise_was_chosen_from_private_data_stay_on_the_client(tmp_path: Path) -> None:
-    node = cohort(tmp_path)
-    node.mechanisms[3] = replace(mechanism(3), chosen="data-dependent")
+def test_no_reply_is_made_of_rows_whose_noise_was_chosen_from_private_data(tmp_path: Path) -> None:
+    result = cohort(tmp_path).train(1, ARRAYS, [3])
+    rows = tuple(replace(row, chosen="data-dependent") for row in result.releases)
     with pytest.raises(ValueError, match="chosen from private data"):
-        handle_train(request(1, "sum", clients=(3,)), node, FINGERPRINT)
+        make_train_reply(replace(result, releases=rows), ARRAYS, "sum", FINGERPRINT)
 
 
 @pytest.mark.parametrize(

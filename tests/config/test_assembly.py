@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.config import ConfigError, FedSVAConfig, assembly
-from fedveil.privacy import Ledger, PrivacyFilter, gaussian_epsilon, gaussian_mu
+from fedveil.privacy import Ledger, gaussian_epsilon
 
 
 def config(**values: Any) -> FedSVAConfig:
@@ -46,122 +46,6 @@ def test_nodes_share_all_clients_exactly(num_clients, data):
 def test_a_node_without_a_share_is_refused(arguments, words):
     with pytest.raises(ConfigError, match=words):
         assembly.hosted_clients(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "fraction", "steps", "expected"),
-    [
-        (40, 1.0, 1, 40),
-        (40, 1.0, 3, 120),
-        (40, 0.5, 1, 20),
-        (7, 0.5, 2, 8),  # 3.5 rounds a client, rounded up
-        (10, 0.1, 1, 1),
-        (100, 0.07, 1, 7),  # 7.000000000000001 in floating point
-        (3, 0.01, 5, 5),
-        (1, 1.0, 1, 1),
-    ],
-)
-def test_a_clients_releases_are_its_expected_share_of_the_rounds(rounds, fraction, steps, expected):
-    settings = config(num_server_rounds=rounds, fraction_train=fraction, local_steps=steps)
-    assert assembly.num_releases(settings) == expected
-
-
-# local privacy
-
-EXAMPLES = {0: 400, 1: 1, 2: 37, 3: 400, 4: 10_000}
-LOCAL = {
-    "attribute": {},
-    "attribute, several steps": {"local_steps": 3, "num_server_rounds": 7},
-    "attribute, half the clients": {"fraction_train": 0.5},
-    "attribute, two budgets": {"epsilon_record": 4.0},
-    "attribute, a tight second budget": {"epsilon_record": 0.5},
-    "uniform": {"calibration": "uniform"},
-    "uniform, weak": {"calibration": "uniform", "epsilon": 100.0},
-    "uniform, one round": {"calibration": "uniform", "num_server_rounds": 1},
-}
-
-
-def schedule(settings: FedSVAConfig, client: int, mechanism) -> list:
-    """All rows that the client may release."""
-    return [
-        row
-        for index in range(assembly.num_releases(settings))
-        for row in mechanism.releases(client, 1 + index, 0)
-    ]
-
-
-@pytest.mark.parametrize("name", LOCAL)
-def test_the_whole_schedule_of_every_client_spends_its_budget_and_no_more(name):
-    settings = config(**LOCAL[name])
-    mechanisms = assembly.local_mechanisms(settings, EXAMPLES)
-    allowed = assembly.local_budgets(settings)
-    limits = {"attribute" if settings.is_attribute_level else "record": settings.epsilon}
-    if settings.epsilon_record is not None:
-        limits["record"] = settings.epsilon_record
-    assert allowed == {r: gaussian_mu(epsilon, settings.delta) for r, epsilon in limits.items()}
-    assert list(mechanisms) == list(EXAMPLES)
-    for client, n in EXAMPLES.items():
-        mechanism = mechanisms[client]
-        assert mechanism.num_records == n
-        rows = schedule(settings, client, mechanism)
-        assert PrivacyFilter(allowed).admits(rows)
-        spent = {
-            relation: Ledger(tuple(rows)).guarantee(client, relation, settings.delta).epsilon / epsilon
-            for relation, epsilon in limits.items()
-        }
-        assert max(spent.values()) == pytest.approx(1.0, rel=1e-9)
-        assert all(share <= 1.0 for share in spent.values())
-        one_more = mechanism.releases(client, 10**6, 0)
-        assert not PrivacyFilter(allowed).admits([*rows, *one_more])
-
-
-def test_the_noise_is_the_closed_form():
-    settings = config(num_server_rounds=25, epsilon=2.0, delta=1e-6, attribute_clip_norm=0.1)
-    mechanism = assembly.local_mechanisms(settings, {0: 400})[0]
-    mu = gaussian_mu(2.0, 1e-6)
-    assert mechanism.sigma == pytest.approx(2 * 0.1 / 400 * math.sqrt(25) / mu, rel=1e-9)
-
-
-def test_clients_of_equal_size_share_one_plan():
-    mechanisms = assembly.local_mechanisms(config(), EXAMPLES | {5: 400})
-    assert mechanisms[0] == mechanisms[3] == mechanisms[5]
-
-
-@pytest.mark.parametrize("privacy", ["none", "central"])
-def test_clients_add_no_noise_where_privacy_is_not_theirs(privacy):
-    settings = config(privacy=privacy)
-    assert assembly.local_mechanisms(settings, EXAMPLES) == dict.fromkeys(EXAMPLES)
-    assert assembly.local_budgets(settings) == {}
-
-
-@pytest.mark.parametrize("values", [{"mu_release": 5.0}, {"mu_release": 0.2, "local_steps": 3}])
-def test_a_first_round_over_budget_names_the_client(values):
-    with pytest.raises(ConfigError, match="the first round would pass the budget of client 7") as refused:
-        assembly.local_mechanisms(config(**values), {7: 400, 9: 300})
-    assert f"mu-release = {values['mu_release']}" in str(refused.value)
-    assert str(refused.value).endswith("lower mu-release or raise epsilon.")
-
-
-def test_a_given_mu_is_each_releases_own():
-    settings = config(mu_release=0.03)
-    mechanism = assembly.local_mechanisms(settings, {0: 400})[0]
-    assert mechanism.releases(0, 1, 0)[0].mu == pytest.approx(0.03, rel=1e-12)
-    assert len(schedule(settings, 0, mechanism)) == 2 * 40  # and the filter ends them earlier, if need be
-
-
-def test_sampled_records_have_no_filter_and_a_fixed_schedule():
-    settings = config(calibration="uniform", sampling_rate=0.1, num_server_rounds=20, epsilon=2.0)
-    assert assembly.local_budgets(settings) == {}
-    mechanism = assembly.local_mechanisms(settings, {0: 4000})[0]
-    assert (mechanism.sampling_rate, mechanism.num_releases) == (0.1, 20)
-    ledger = Ledger(tuple(schedule(settings, 0, mechanism)))
-    assert 1.99 < ledger.guarantee(0, "record", settings.delta).epsilon <= 2.0
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_weak_delta_is_planned_without_a_warning_for_each_client():
-    """The app names all such clients in one line."""
-    assert assembly.local_mechanisms(config(delta=0.05), {0: 37, 1: 38})[1].num_records == 38
 
 
 # the trusted server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import runpy
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def people(table):
 def test_clients_hold_every_training_record_once(people):
     problem = assembly.load_problem(people())
     assert problem.num_clients == 5
-    rows = np.concatenate(problem.parts)
+    rows = np.concatenate(problem.parts.parts)
     assert sorted(rows.tolist()) == list(range(len(problem.dataset.train)))
     assert problem.examples == {client: len(problem.records(client)) for client in range(5)}
     assert len(problem.dataset.train) + len(problem.dataset.test) == 200
@@ -99,7 +98,7 @@ def test_the_same_configuration_gives_the_same_problem_when_loaded_again(people)
     assembly._load_problem.cache_clear()
     other = assembly.load_problem(people())
     assert one is not other
-    assert [part.tolist() for part in one.parts] == [part.tolist() for part in other.parts]
+    assert [part.tolist() for part in one.parts.parts] == [part.tolist() for part in other.parts.parts]
     assert np.array_equal(one.dataset.train.features, other.dataset.train.features)
 
 
@@ -134,20 +133,158 @@ def test_a_missing_file_is_a_configuration_error(people, tmp_path):
         assembly.load_problem(people(data_path=str(tmp_path / "nothing.csv")))
 
 
+# groups
+
+
+def compared(**values: Any) -> dict[str, Any]:
+    """Settings that measure a contribution."""
+    return {"calibration": "paper", "partition": "iid", "num_clients": 4, **values}
+
+
+def test_groups_are_the_private_attributes_and_the_others_unless_they_are_named(people):
+    groups = assembly.load_problem(people(**compared())).groups
+    assert (groups.names, groups.private) == (("private", "others"), (0,))
+    named = assembly.load_problem(
+        people(**compared(groups='who = age; what = job; when = "hours, a week"'))
+    ).groups
+    assert (named.names, named.private) == (("who", "what", "when"), (0,))
+    assert named.masks.sum(axis=0).tolist() == [1] * 5
+
+
+def test_groups_of_records_need_no_private_attributes(people):
+    settings = {"contribution": "retrain", "contribution_release": "none", "private_attributes": ""}
+    rich = {"groups": "rich = class:high", "private_groups": "rich"}
+    problem = assembly.load_problem(people(**compared(**settings, **rich)))
+    assert (problem.groups.names, problem.groups.kind, problem.private) == (
+        ("rich", "others"),
+        "records",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"calibration": "uniform"},
+        {"attribute_clip_rule": "fixed"},
+        {"attribute_clip_rule": "quantile"},
+        {"contribution": "0.3"},
+        {"privacy": "none"},
+        {"privacy": "central"},
+    ],
+)
+def test_where_no_contribution_is_measured_there_are_no_groups_and_wrong_ones_do_not_matter(people, values):
+    assert assembly.load_problem(people(groups="who = nobody", **values)).groups is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"groups": "a = age; b = age,job"}, "'a' and 'b' overlap, both hold 'age'"),
+        ({"groups": 'all = age,job,"hours, a week"'}, "'all' is partly private"),
+        ({"groups": "a = age,job"}, r"'a' is partly private \(1 of its 4 attributes are private\)"),
+        ({"groups": "a = agee"}, "'a' has the unknown column 'agee': nearest: 'age'"),
+        ({"groups": "a = income"}, "it is the target"),
+        ({"groups": "a = site"}, "it is the client column"),
+        ({"groups": "a = 0:1,0:1"}, "0:1"),
+        ({"groups": "a ="}, "a"),
+        ({"private_groups": "private"}, "private-groups = 'private' is for groups of records"),
+        (
+            {"private_attributes": ""},
+            "private-attributes is empty, and calibration = 'paper' needs private attributes",
+        ),
+    ],
+)
+def test_groups_that_cannot_be_compared_are_a_configuration_error(people, values, words):
+    with pytest.raises(ConfigError, match=words):
+        assembly.load_problem(people(**compared(**values)))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"groups": "rich = class:high"},
+            "none of the groups rich, others is private: name in private-groups",
+        ),
+        (
+            {"groups": "rich = class:high", "private_groups": "poor"},
+            "there is no group 'poor'; nearest: 'rich'",
+        ),
+        ({"groups": "all = class:high,low", "private_groups": "all"}, "'all' is the only group"),
+        (
+            {"groups": "a = age; b = class:high", "private_groups": "b"},
+            "attributes and records cannot be mixed",
+        ),
+        ({"groups": "a = class:high; b = class:high", "private_groups": "a"}, "'a' and 'b' overlap"),
+    ],
+)
+def test_groups_of_records_that_cannot_be_compared_are_a_configuration_error(people, values, words):
+    settings = {"contribution": "retrain", "contribution_release": "none", **values}
+    with pytest.raises(ConfigError, match=words):
+        assembly.load_problem(people(**compared(**settings)))
+
+
+def test_more_than_twelve_groups_need_pairs_of_permutations():
+    squares = "; ".join(f"p{k} = {k // 4}:{k // 4 + 1},{k % 4}:{k % 4 + 1}" for k in range(11))
+    settings = {"dataset": "digits", "groups": squares, "private_attributes": "7:8,7:8"}
+    with pytest.raises(
+        ConfigError, match=r"13 groups are too many for exact Shapley values \(at most 12\): .*pairs"
+    ):
+        assembly.load_problem(config(**settings))
+    groups = assembly.load_problem(config(**settings, contribution_pairs=5)).groups
+    assert len(groups.names) == 13
+
+
+def test_what_needs_private_attributes_is_named_when_there_are_none(people):
+    for values, words in (
+        ({}, "calibration = 'attribute' needs private attributes"),
+        ({"drop_private": True, "privacy": "none"}, "drop-private needs private attributes"),
+    ):
+        with pytest.raises(ConfigError, match=f"private-attributes is empty, and {words}"):
+            assembly.load_problem(people(private_attributes="", **values))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"data_path": "/a.csv"}, "data-path = '/a.csv': dataset 'mnist-5k' takes none"),
+        ({"data_schema": "/a.toml"}, "data-schema = '/a.toml': dataset 'mnist-5k' takes none"),
+        ({"target": "y"}, "target = 'y': dataset 'mnist-5k' takes none"),
+        ({"client_column": "who"}, "client-column = 'who': dataset 'mnist-5k' takes none"),
+        ({"test_path": "/t.csv"}, "test-path = '/t.csv': dataset 'mnist-5k' takes none"),
+        ({"options": "dataset = {columns = 3}"}, "options = .*: dataset 'mnist-5k' takes none"),
+    ],
+)
+def test_settings_of_another_data_set_are_refused(values, words):
+    with pytest.raises(ConfigError, match=f"{words} of data-path, target and the like; leave .* empty"):
+        assembly.load_problem(config(**values))
+
+
 # models, streams, folders
 
 
-def test_a_model_is_embedded_or_imported():
-    assert assembly.model_factory(config()) == "softmax"
-    assert assembly.model_factory(config(model="mlp")) == "mlp"
-    assert assembly.model_factory(config(model="math:sqrt")) is math.sqrt
+def test_a_model_is_a_plugins_or_imported(people, tmp_path, monkeypatch):
+    (tmp_path / "nets_of_my_own.py").write_text(
+        "from torch import nn\n"
+        "def wide(input_shape, num_outputs, hidden):\n"
+        "    return nn.Sequential(nn.Linear(*input_shape, hidden), nn.Linear(hidden, num_outputs))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dataset = assembly.load_problem(people()).dataset
+
+    def shapes(**values: Any) -> list[tuple[int, ...]]:
+        module = assembly.learner(people(**values), dataset).module
+        return [tuple(parameter.shape) for parameter in module.parameters()]
+
+    assert shapes() == [(2, 5), (2,)]
+    assert shapes(model="mlp", hidden_units=7) == [(7, 5), (7,), (2, 7), (2,)]
+    assert shapes(model="nets_of_my_own:wide", hidden_units=3) == [(3, 5), (3,), (2, 3), (2,)]
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("softmaks", "model = 'softmaks' is not known; did you mean 'softmax'"),
-        ("", "model = '' is not known"),
         ("no_such_package_here:make", "model = 'no_such_package_here:make' cannot be imported: No module"),
         ("math:no_such_name", "model = 'math:no_such_name' cannot be imported: .*no_such_name"),
         (":make", "model = ':make'"),
@@ -155,9 +292,14 @@ def test_a_model_is_embedded_or_imported():
         ("math:", "model = 'math:'"),
     ],
 )
-def test_a_model_that_does_not_exist_is_a_configuration_error(model, words):
+def test_a_model_that_does_not_exist_is_a_configuration_error(people, model, words):
     with pytest.raises(ConfigError, match=words):
-        assembly.model_factory(config(model=model))
+        assembly.learner(people(model=model), assembly.load_problem(people()).dataset)
+
+
+def test_a_model_that_cannot_be_built_is_a_configuration_error(people):
+    with pytest.raises(ConfigError, match="needs images of shape"):
+        assembly.learner(people(model="cnn"), assembly.load_problem(people()).dataset)
 
 
 def test_a_seed_is_for_simulations_only():

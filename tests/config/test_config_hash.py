@@ -20,6 +20,9 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "fraction-train": ({}, 0.55),
     "local-steps": ({}, 3),
     "learning-rate": ({}, 1.2345),
+    "strategy": ({}, "a-plugins"),
+    "aggregation-weights": ({}, "noise-aware"),
+    "weight-tau": ({}, 0.2),
     "server-optimizer": ({}, "adam"),
     "server-learning-rate": ({}, 0.54321),
     "server-momentum": ({}, 0.8765),
@@ -33,19 +36,35 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "partition": ({}, "dirichlet"),
     "num-clients": ({}, 13),
     "dirichlet-alpha": ({}, 0.654),
+    "classes-per-client": ({}, 3),
     "min-records": ({}, 3),
+    "small-clients": ({}, "drop"),
     "data-seed": ({}, 12),
     "private-attributes": ({}, "9:18,10:18"),
     "drop-private": (UNIFORM, True),
+    "groups": ({}, "top = 0:14,0:28"),
+    "private-groups": ({}, "top"),
+    "contribution": ({}, "0.3"),
+    "contribution-release": ({}, "utilities"),
+    "contribution-round": ({}, 4),
+    "contribution-share": ({}, 0.2),
+    "contribution-pairs": ({}, 50),
+    "validation-fraction": ({}, 0.4),
+    "retrain-steps": ({}, 21),
     "model": ({}, "mlp"),
     "hidden-units": ({}, 67),
     "privacy": ({}, "none"),
     "calibration": ({}, "uniform"),
+    "beta": ({}, 0.1),
     "epsilon": ({}, 1.0000000000000002),
     "epsilon-record": ({}, 8.0),
     "delta": ({}, 2.3e-5),
     "clip-norm": ({}, 2.3),
+    "attribute-clip-rule": ({}, "fixed"),
     "attribute-clip-norm": ({}, 0.345),
+    "contribution-scale": ({}, 0.6),
+    "attribute-clip-quantile": ({}, 0.6),
+    "quantile-share": ({}, 0.06),
     "clip-without-noise": ({"privacy": "none"}, True),
     "sampling-rate": (UNIFORM, 0.5),
     "mu-release": ({}, 0.1),
@@ -58,15 +77,21 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+def changed(key: str) -> FedSVAConfig:
+    """The configuration with this key's change."""
+    base, value = CHANGES[key]
+    if key == "strategy":  # one is installed; another's name is hashed like it
+        return FedSVAConfig.from_run_config(base).model_copy(update={key: value})
+    return FedSVAConfig.from_run_config({**base, key: value} | (CSV if key == "dataset" else {}))
+
+
 def test_every_key_has_a_change_here():
     assert set(CHANGES) == set(KEYS)
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_the_hash_changes_with_every_key_that_computes_and_with_no_other(key):
-    base, value = CHANGES[key]
-    changed = {**base, key: value} | (CSV if key == "dataset" else {})
-    before, after = FedSVAConfig.from_run_config(base), FedSVAConfig.from_run_config(changed)
+    before, after = FedSVAConfig.from_run_config(CHANGES[key][0]), changed(key)
     assert before != after
     assert (before.config_hash == after.config_hash) is (key in FedSVAConfig.engine_keys)
 
@@ -77,8 +102,8 @@ def test_the_keys_that_do_not_compute_are_these():
 
 def test_all_hashes_are_different():
     hashes = [
-        FedSVAConfig.from_run_config({**base, key: value} | (CSV if key == "dataset" else {})).config_hash
-        for key, (base, value) in CHANGES.items()
+        changed(key).config_hash
+        for key in CHANGES
         if key not in FedSVAConfig.engine_keys and key != "dataset"
     ]
     assert len(set(hashes)) == len(hashes)

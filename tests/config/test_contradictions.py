@@ -34,31 +34,9 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"dataset": "csv", "data-path": "/a.csv"},
         "needs data-path (the file) and target (its label column)",
     ),
-    "a file for the digits": ({"data-path": "/a.csv"}, "data-path = '/a.csv' is only for dataset = 'csv'"),
-    "a schema for the digits": (
-        {"data-schema": "/a.toml"},
-        "data-schema = '/a.toml' is only for dataset = 'csv'",
-    ),
-    "a target for the digits": ({"target": "y"}, "target = 'y' is only for dataset = 'csv'"),
-    "a client column for the digits": (
-        {"client-column": "who"},
-        "client-column = 'who' is only for dataset = 'csv'",
-    ),
-    "a test file for the digits": (
-        {"test-path": "/t.csv"},
-        "test-path = '/t.csv' is only for dataset = 'csv'",
-    ),
     "natural clients without a column": (
         CSV | {"partition": "natural"},
         "partition = 'natural' needs client-column",
-    ),
-    "nothing private to protect": (
-        {"private-attributes": ""},
-        "calibration = 'attribute' needs private attributes",
-    ),
-    "nothing private to drop": (
-        {"private-attributes": "", "drop-private": True, "privacy": "none"},
-        "drop-private needs private attributes",
     ),
     "dropped and protected": ({"drop-private": True}, "drop-private leaves nothing private to protect"),
     "attributes with sampled records": (
@@ -96,6 +74,84 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "clipping without noise with noise": (
         {"clip-without-noise": True},
         "clip-without-noise is only for privacy = 'none', and privacy is 'local'",
+    ),
+    "sampled records with the published noise": (
+        {"calibration": "paper", "sampling-rate": 0.5},
+        "sampling-rate = 0.5 needs calibration = 'uniform', and calibration is 'paper'",
+    ),
+    "a given mu with the published noise": (
+        {"calibration": "tight", "mu-release": 0.1},
+        "mu-release is for calibration 'uniform' or 'attribute', and calibration is 'tight'",
+    ),
+    "a given mu with quantiles": (
+        {"attribute-clip-rule": "quantile", "mu-release": 0.1},
+        "mu-release with attribute-clip-rule = 'quantile': leave mu-release empty",
+    ),
+    "a second budget beside the published noise": (
+        {"calibration": "paper", "epsilon-record": 2.0},
+        "here epsilon is the only budget",
+    ),
+    "a contribution that is a word": (
+        {"contribution": "masc"},
+        "contribution = 'masc' must be 'mask', 'retrain' or a public number from 0 to 1, as in '0.3'; did you mean "
+        "'mask'?",
+    ),
+    **{
+        f"a contribution of {number}": (
+            {"contribution": number},
+            f"contribution = '{number}' must be 'mask', 'retrain' or a public number from 0 to 1",
+        )
+        for number in ("1.01", "-0.1", "nan", "inf", "")
+    },
+    "one pair of permutations": ({"contribution-pairs": 1}, "contribution-pairs = 1 gives no standard error"),
+    "a retrained contribution that is released": (
+        {"calibration": "paper", "contribution": "retrain"},
+        "contribution = 'retrain' cannot be released, since one record changes every prediction",
+    ),
+    "a retrained contribution of attributes": (
+        {"contribution": "retrain", "contribution-release": "none"},
+        "calibration = 'attribute' with a contribution that is not released proves nothing",
+    ),
+    "attributes and a contribution that is not released": (
+        {"contribution-release": "none"},
+        "calibration = 'attribute' with a contribution that is not released proves nothing: release it",
+    ),
+    "groups of records that are masked": (
+        {"calibration": "paper", "groups": "rare = class:3", "private-groups": "rare"},
+        "groups of records cannot be masked in a model: use contribution = 'retrain'",
+    ),
+    "groups of records by a column that are masked": (
+        {"calibration": "tight", "groups": "north = where:site=oslo", "private-groups": "north"},
+        "groups of records cannot be masked in a model",
+    ),
+    "groups of records and private attributes": (
+        {"groups": "rare = class:3", "private-groups": "rare", "attribute-clip-rule": "fixed"},
+        "groups of records with calibration = 'attribute': what is private there are attributes",
+    ),
+    "a contribution after the end": (
+        {"num-server-rounds": 4, "contribution-round": 5},
+        "contribution-round = 5 is after the last round, num-server-rounds = 4: lower it or run more rounds",
+    ),
+    "nothing left to retrain on": (
+        {
+            "calibration": "paper",
+            "contribution": "retrain",
+            "contribution-release": "none",
+            "validation-fraction": 1.0,
+        },
+        "validation-fraction = 1 leaves no records to retrain on",
+    ),
+    "weights by noise without noise": (
+        {"aggregation-weights": "noise-aware", "privacy": "none"},
+        "aggregation-weights = 'noise-aware' is only for privacy = 'local', and privacy is 'none'",
+    ),
+    "weights by noise for a trusted server": (
+        {"aggregation-weights": "noise-aware", "privacy": "central"},
+        "aggregation-weights = 'noise-aware' is only for privacy = 'local', and privacy is 'central'",
+    ),
+    "weights by noise that private data decide": (
+        {"aggregation-weights": "noise-aware", "calibration": "paper", "contribution-release": "none"},
+        "aggregation-weights = 'noise-aware' would show the noise of every client",
     ),
     "attributes that weigh more than their record": (
         {"attribute-clip-norm": 1.5},
@@ -151,11 +207,23 @@ def test_a_contradiction_is_told_in_one_sentence(name):
         {"privacy": "none", "drop-private": True},
         {"privacy": "none", "clip-without-noise": True},
         {"privacy": "none", "private-attributes": ""},
+        {"private-attributes": ""},
         {"privacy": "central", "fraction-train": 0.2},
         {"epsilon-record": 8.0, "mu-release": 0.01},
+        {"attribute-clip-rule": "fixed", "num-server-rounds": 1},
+        {"attribute-clip-rule": "quantile", "num-server-rounds": 1},
+        {"contribution": "0.3", "num-server-rounds": 1},
+        {"contribution": "1"},
+        {"contribution-release": "utilities", "contribution-round": 40},
+        {"calibration": "paper", "contribution": "retrain", "contribution-release": "none", "beta": 30.0},
+        {"calibration": "tight", "contribution-release": "none"},
+        {"calibration": "paper", "aggregation-weights": "noise-aware"},
+        UNIFORM | {"groups": "rare = class:3", "contribution": "retrain"},
+        {"partition": "classes", "small-clients": "drop"},
         CSV | {"private-attributes": "age,job"},
         CSV | {"partition": "natural", "client-column": "site", "test-path": "/data/test.csv"},
         {"server-optimizer": "adam", "options": "optimizer = {beta-1 = 0.5, tau = 1e-2}"},
+        {"options": "dataset = {columns = 3}\nstrategy = {}"},
         {"output-dir": "/runs", "resume": "/runs/one"},
     ],
 )

@@ -115,7 +115,7 @@ NUMBERS = {
     key: FedSVAConfig.model_fields[key.replace("-", "_")]
     for key in KEYS
     if not isinstance(FedSVAConfig().to_run_config()[key], (bool, str))
-    or key in ("seed", "epsilon-record", "mu-release")
+    or key in ("seed", "epsilon-record", "mu-release", "validation-fraction", "contribution-round")
 }
 INTEGERS = [key for key, field in NUMBERS.items() if "float" not in str(field.annotation)]
 BOOLEANS = [key for key, value in FedSVAConfig().to_run_config().items() if isinstance(value, bool)]
@@ -149,23 +149,34 @@ def test_a_boolean_is_a_boolean(key, value):
 
 
 RANGES = {
-    "num-server-rounds": ([0, -1], [1]),
+    "num-server-rounds": ([0, -1, 10**7], [1, 10**6]),
     "fraction-train": ([0.0, -0.1, 1.0000001], [1e-9, 1.0]),
     "local-steps": ([0], [1]),
     "learning-rate": ([0.0, -1.0], [1e-9]),
+    "weight-tau": ([0.0, -1.0], [1e-9]),
     "server-learning-rate": ([0.0, -1.0], [1e-9]),
     "server-momentum": ([-0.1, 1.0], [0.0, 0.999]),
     "test-fraction": ([0.0, 1.0], [0.5]),
     "num-clients": ([0, -3], [1]),
     "dirichlet-alpha": ([0.0, -1.0], [1e-3]),
+    "classes-per-client": ([0], [1]),
     "min-records": ([0], [1]),
     "data-seed": ([-1], [0]),
+    "contribution-round": ([0], [1, 40]),
+    "contribution-share": ([0.0, 1.0], [0.5]),
+    "contribution-pairs": ([-1, 100_001], [0, 2]),
+    "validation-fraction": ([0.0, 1.1], [0.5, 1.0]),
+    "retrain-steps": ([0, 100_001], [1]),
     "hidden-units": ([0], [1]),
+    "beta": ([-0.1], [0.0, 30.0]),
     "epsilon": ([0.0, -1.0], [1e-3, 1000.0]),
     "epsilon-record": ([0.0, -1.0], [10.0]),
     "delta": ([0.0, 1.0, -1e-5], [1e-300, 0.5]),
     "clip-norm": ([0.0, -1.0], [100.0]),
     "attribute-clip-norm": ([0.0, -1.0], [0.5, 1.0]),
+    "contribution-scale": ([0.0, -1.0, 1e7], [1e-3, 1e6]),
+    "attribute-clip-quantile": ([0.0, 1.0], [0.5]),
+    "quantile-share": ([0.0, 1.0], [0.5]),
     "sampling-rate": ([0.0, -0.1, 1.1], [1.0]),
     "mu-release": ([0.0, -1.0], [0.1]),
     "seed": ([-1], [0, 2**70]),
@@ -191,14 +202,31 @@ def test_numbers_outside_their_range_are_refused_and_inside_taken(key):
     ("key", "value", "allowed"),
     [
         ("server-optimizer", "sgd", "'plain', 'momentum' or 'adam'"),
-        ("dataset", "mnist", "'mnist-5k' or 'csv'"),
-        ("partition", "iidd", "'iid', 'dirichlet' or 'natural'"),
+        ("partition", "iidd", "'iid', 'dirichlet', 'classes' or 'natural'"),
         ("privacy", "lokal", "'local', 'central' or 'none'"),
-        ("calibration", "tight", "'attribute' or 'uniform'"),
+        ("attribute-clip-rule", "adaptive", "'contribution', 'fixed' or 'quantile'"),
+        ("contribution-release", "phi", "'shapley', 'utilities' or 'none'"),
+        ("aggregation-weights", "equal", "'records' or 'noise-aware'"),
+        ("small-clients", "ignore", "'error' or 'drop'"),
     ],
 )
 def test_a_wrong_choice_is_told_the_right_ones(key, value, allowed):
     assert refusal({key: value}) == f"{key} = {value!r}: input should be {allowed}."
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "meant"),
+    [
+        ("dataset", "mnist-5", "mnist-5k"),
+        ("calibration", "tigth", "tight"),
+        ("model", "sofmax", "softmax"),
+        ("strategy", "private-average", "private-averaging"),
+    ],
+)
+def test_a_plugin_that_is_not_installed_is_told_the_nearest_and_all(key, typed, meant):
+    sentence = refusal({key: typed})
+    assert sentence.startswith(f"{key} = {typed!r} is not installed; did you mean {meant!r}? installed: ")
+    assert meant in sentence.partition("installed: ")[2]
 
 
 def test_several_mistakes_are_counted():

@@ -1,4 +1,4 @@
-"""A client's plan: what it releases in a round, how each row was chosen, and that the whole of it keeps every budget."""
+"""A client's plan: what it releases in a round, how each row was chosen, and that all of it keeps every budget."""
 
 import math
 
@@ -23,6 +23,7 @@ from fedveil.privacy import (
 )
 from fedveil.privacy.plan import attribute_clip_norm
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedveil.privacy.WeakDelta")
 CONTRIBUTION = ContributionRelease("shapley", 2, 1, 500, 0.05)
 
 

@@ -122,6 +122,7 @@ def honest(request: Message, *, steps: int = 1, out_of_budget: Iterable[int] = (
             wire.LEDGER: ConfigRecord(
                 {
                     wire.ROWS: wire.encode_releases(rows),
+                    wire.RELEASED: wire.encode_released({}),
                     wire.CLIENTS: took_part,
                     wire.OUT_OF_BUDGET: [client for client in clients if client in out],
                     **CODE,
@@ -156,7 +157,7 @@ class Scene:
             "fleet": self.fleet(num_nodes),
             "streams": Streams.seeded("c0ffee", seed),
             "optimizer": ServerOptimizer("plain"),
-            "mechanisms": {client: None if central else planned(client) for client in EXAMPLES},
+            "plans": {client: None if central else planned(client) for client in EXAMPLES},
             "run": "run-1",
             "code": CODE,
             "on_round": self.outcomes.append,
@@ -186,7 +187,11 @@ class Scene:
 
     def expected(self, clients: Sequence[int], *, mode: Any = "sum", server_round: int = 1) -> Expected:
         """What the server expects of that request's reply."""
-        owed = frozenset() if mode == "each" else frozenset({(0, "attribute"), (0, "record")})
+        owed = (
+            frozenset()
+            if mode == "each"
+            else frozenset({("gradient", 0, "attribute"), ("gradient", 0, "record")})
+        )
         return Expected(
             list(clients), EXAMPLES, SHAPES, mode, server_round, CODE, dict.fromkeys(clients, owed)
         )

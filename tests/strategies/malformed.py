@@ -301,6 +301,23 @@ ANY |= {
     "a row was chosen somehow": with_row(chosen="freely"),
 }
 
+ANY |= {
+    # what is released beside the updates: nothing was asked for
+    "it does not say what it released": with_ledger(released=None),
+    "what it released is a text": with_ledger(released="{}"),
+    "what it released is a list": with_ledger(released=[b"{}"]),
+    "what it released is no JSON": with_ledger(released=b"phi"),
+    "what it released is no UTF-8": with_ledger(released=b"\xff\xfe\x00"),
+    "what it released is empty": with_ledger(released=b""),
+    "what it released is a number": with_ledger(released=b"3"),
+    "what it released is too deep": with_ledger(released=b"[" * 100_000),
+    "it released what nobody asked for": with_ledger(released=b'{"0":{"contribution":[0.1,0.2]}}'),
+    "it released a loss": with_ledger(released=b'{"0":{"loss":[0.1]}}'),
+    "it released nothing under a name": with_ledger(released=b'{"0":{}}'),
+    "it released something of an unknown client": with_ledger(released=b'{"99":{"quantile":[0.5]}}'),
+    "it released something of another node's client": with_ledger(released=b'{"2":{"quantile":[0.5]}}'),
+}
+
 SUM |= {
     "sums are floats": with_values(lambda values: values.astype(np.float64)),
     "sums are floats under the label of integers": with_data(lambda array: npy(np.full(array.shape, np.nan))),

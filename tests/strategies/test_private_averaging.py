@@ -170,7 +170,7 @@ def test_clients_without_noise_are_not_assumed_to_have_released(scene):
         return content
 
     grid = scene.grid(lambda m: None if m.metadata.dst_node_id == 102 else without_rows(m))
-    scene.run(scene.strategy(mechanisms=dict.fromkeys(range(6))), grid)
+    scene.run(scene.strategy(plans=dict.fromkeys(range(6))), grid)
     assert scene.outcomes[1].assumed == ()
     assert len(scene.outcomes[1].failures) == 1
 
@@ -267,11 +267,11 @@ def test_names_order_and_scalars_of_a_model_are_kept():
     assert record["a"].numpy().flags.c_contiguous
 
 
-def test_mechanisms_of_another_size_are_assumed_as_they_were_planned(scene):
-    mechanisms = {client: scene.planned(client) for client in range(2, 6)}
-    mechanisms |= {client: StepMechanism(7, 2.0, 0.3) for client in range(2)}
+def test_plans_of_another_size_are_assumed_as_they_were_planned(scene):
+    plans = {client: scene.planned(client) for client in range(2, 6)}
+    plans |= {client: StepMechanism(7, 2.0, 0.3) for client in range(2)}
     grid = scene.grid(lambda m: None if m.metadata.dst_node_id == 101 else scene.honest(m))
-    scene.run(scene.strategy(mechanisms=mechanisms), grid)
+    scene.run(scene.strategy(plans=plans), grid)
     assert [(row.client, row.sensitivity, row.sigma) for row in scene.outcomes[1].assumed] == [
         (0, 4 / 7, 0.3),
         (1, 4 / 7, 0.3),

@@ -168,7 +168,7 @@ def assert_refused_or_honest(scene, content: RecordDict, mode: str) -> None:
 @given(
     st.sampled_from(["sum", "each"]),
     st.dictionaries(
-        st.sampled_from(["rows", "clients", "out-of-budget", "library", "source", "surplus"]),
+        st.sampled_from(["rows", "released", "clients", "out-of-budget", "library", "source", "surplus"]),
         values,
         min_size=1,
     ),

@@ -13,10 +13,9 @@ from flwr.clientapp import ClientApp
 from fedveil import wire
 from fedveil.artifacts import NodeLedger
 from fedveil.clients import ClientData, Cohort, handle_identify, handle_train
-from fedveil.config import ConfigError, FedSVAConfig, assembly
+from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.datasets.schema import check_records
 from fedveil.flower import is_simulated
-from fedveil.models import build_model
 from fedveil.threads import set_threads
 
 app = ClientApp()
@@ -29,7 +28,10 @@ def identify(message: Message, context: Context) -> Message:
     config = FedSVAConfig.from_run_config(context.run_config)
     partition_id, num_partitions = place(context)
     cohort = host(config, partition_id, num_partitions, None, is_simulated())
-    return Message(handle_identify(cohort, partition_id, num_partitions, CODE), reply_to=message)
+    return Message(
+        handle_identify(cohort, partition_id, num_partitions, assembly.code_of(config, CODE)),
+        reply_to=message,
+    )
 
 
 @app.train()
@@ -50,7 +52,11 @@ def train(message: Message, context: Context) -> Message:
         raise ConfigError(
             f"privacy is {config.privacy!r} here: single updates leave this node with 'central' only."
         )
-    return Message(handle_train(message.content, cohort, CODE), reply_to=message)
+    if request[wire.REPLY] == "mean" and config.aggregation_weights != "records":
+        raise ConfigError(
+            "aggregation-weights = 'noise-aware' needs FedVeil's own strategy, since Flower's weigh by num-examples."
+        )
+    return Message(handle_train(message.content, cohort, assembly.code_of(config, CODE)), reply_to=message)
 
 
 def place(context: Context) -> tuple[int, int]:
@@ -81,6 +87,7 @@ def host(
     for client in clients:
         check_records(problem.records(client), schema, f"client {client}")
     examples = {client: problem.examples[client] for client in clients}
+    learner = assembly.learner(config, problem.dataset)
 
     @cache
     def data(client: int) -> ClientData:
@@ -88,10 +95,10 @@ def host(
         return ClientData(records.features, records.labels, problem.baseline_features(records), schema.shape)
 
     return Cohort(
-        build_model(assembly.model_factory(config), schema.shape, schema.num_classes, config.hidden_units),
+        learner,
         data,
-        assembly.local_mechanisms(config, examples),
-        budgets=assembly.local_budgets(config),
+        planning.client_plans(config, examples, problem.groups),
+        budgets=planning.local_budgets(config),
         streams=streams,
         node_ledger=NodeLedger(ledger_path(config, run, simulated))
         if run and config.privacy == "local"
@@ -100,6 +107,8 @@ def host(
         steps=config.local_steps,
         learning_rate=config.learning_rate,
         clip_norm=config.clip_norm if config.clip_without_noise else math.inf,
+        meter=planning.contribution_meter(config, problem, learner),
+        weigh=assembly.weigh(config),
     )
 
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
 
 from fedveil import __version__, wire
 from fedveil.artifacts import Checkpoint, RunFolder, require_same_config
-from fedveil.config import ConfigError, FedSVAConfig, assembly
+from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.flower import is_simulation_grid
-from fedveil.models import build_model, evaluate, initial_arrays, refuse_record_coupling
-from fedveil.privacy import Release
+from fedveil.models import evaluate, initial_arrays, refuse_record_coupling
+from fedveil.plugins import find, resolve
+from fedveil.privacy import Plan, Release, rounded_up
 from fedveil.strategies import (
     Fleet,
-    PrivateAveraging,
+    Knowledge,
     Progress,
     RoundOutcome,
     ServerOptimizer,
@@ -30,7 +34,8 @@ from fedveil.strategies import (
 from fedveil.streams import Streams
 from fedveil.threads import set_threads
 
-from .statements import announce, as_json, printed_budgets, state_guarantees
+from .contributions import explanation_of, lines_about
+from .statements import announce, as_json, printed_budgets, readings, state_guarantees
 
 app = ServerApp()
 CODE = wire.fingerprint(Path(__file__).parent)
@@ -50,10 +55,13 @@ def main(grid: Grid, context: Context) -> None:
     set_threads(config.threads_per_node)
     problem = assembly.load_problem(config)
     schema = problem.dataset.schema
-    model = build_model(assembly.model_factory(config), schema.shape, schema.num_classes, config.hidden_units)
+    model = assembly.learner(config, problem.dataset).module
     refuse_record_coupling(model)  # as every node does, whatever the privacy
+    planning.client_plans(config, problem.examples, problem.groups)
+    resolve("strategy", config.strategy)
+    code = assembly.code_of(config, CODE)
     announce(config, problem, seeded=streams.is_seeded, say=say)
-    facts = run_facts(problem, streams)
+    facts = run_facts(problem, streams, code)
     resumed = open_resumed(config) if config.resume else None
     checkpoint = resumed.load_checkpoint() if resumed else None
     if resumed and checkpoint:
@@ -61,7 +69,7 @@ def main(grid: Grid, context: Context) -> None:
     else:
         check_writable(config)
 
-    fleet = identify(grid, expected=CODE, timeout=config.round_timeout, say=say)
+    fleet = identify(grid, expected=code, timeout=config.round_timeout, say=say)
     if set(fleet.clients) != set(problem.examples):
         raise ConfigError(
             f"the nodes serve {len(fleet.clients)} clients and the data has {problem.num_clients}."
@@ -71,7 +79,14 @@ def main(grid: Grid, context: Context) -> None:
     )
     say(f"{'resuming after round ' + str(checkpoint.round) if checkpoint else 'writing'} in {folder.path}")
     start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
-    strategy, record = build_strategy(config, fleet, streams, folder, checkpoint, facts)
+    try:
+        strategy, record, knowledge = build_strategy(
+            config, fleet, problem, streams, folder, checkpoint, facts, code
+        )
+    except ConfigError:
+        if resumed is None:
+            folder.discard()
+        raise
 
     def evaluate_public(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         test = problem.dataset.test
@@ -93,7 +108,12 @@ def main(grid: Grid, context: Context) -> None:
         train_config=ConfigRecord(),
         evaluate_fn=evaluate_public,
     )
+    if not record.metrics:
+        raise ConfigError(
+            f"{find('strategy', config.strategy)} has ended without a round: its start() must call on_round after each."
+        )
     guarantees = state_guarantees(config, record.releases + record.assumed)
+    read = readings(config, record.releases + record.assumed)
     folder.finish(
         {name: array.numpy() for name, array in result.arrays.items()},
         record.metrics,
@@ -107,11 +127,16 @@ def main(grid: Grid, context: Context) -> None:
             "classes": list(schema.classes),
             "accuracy": record.metrics[-1]["accuracy"],
             "guarantees": [as_json(guarantee) for guarantee in guarantees],
+            "readings": read,
         },
         assumed=record.assumed,
+        contributions=explanation_of(config, problem, knowledge),
     )
     for guarantee in guarantees:
         say(f"{guarantee.relation} relation, worst-off client: {guarantee.describe()}")
+    if read:
+        values = ", ".join(f"eps({relation}) {rounded_up(value)}" for relation, value in read.items())
+        say(f"read from the ledger of the worst-off client, no guarantee: {values}")
     if config.is_attribute_level and config.epsilon_record is None:
         say(
             "the other attributes and the label have the record relation's guarantee only, which is far weaker"
@@ -138,7 +163,7 @@ def open_resumed(config: FedSVAConfig) -> RunFolder:
     return folder
 
 
-def run_facts(problem: assembly.Problem, streams: Streams) -> dict[str, str]:
+def run_facts(problem: assembly.Problem, streams: Streams, code: Mapping[str, str]) -> dict[str, str]:
     """What must be the same when a run is resumed, beside its settings: code and data.
 
     The data's digest covers public facts (n_i, the test set). In a seeded run it covers the clients' records too, under
@@ -153,7 +178,7 @@ def run_facts(problem: assembly.Problem, streams: Streams) -> dict[str, str]:
         parts += [problem.dataset.train.features, problem.dataset.train.labels]
     for part in parts:
         digest.update(np.ascontiguousarray(part).tobytes())
-    return {"code": CODE[wire.SOURCE], "data": digest.hexdigest()}
+    return {"code": code[wire.SOURCE], "data": digest.hexdigest()}
 
 
 def check_unchanged(
@@ -202,11 +227,13 @@ class Record:
 def build_strategy(
     config: FedSVAConfig,
     fleet: Fleet,
+    problem: assembly.Problem,
     streams: Streams,
     folder: RunFolder,
     checkpoint: Checkpoint | None,
     facts: dict[str, str],
-) -> tuple[PrivateAveraging, Record]:
+    code: Mapping[str, str],
+) -> tuple[Strategy, Record, Knowledge]:
     """The strategy with its optimiser, its place in the run, and what happens after each round."""
     options = config.optimizer_options
     optimizer = ServerOptimizer(
@@ -226,19 +253,23 @@ def build_strategy(
         say=lines.append,
     )
     record = Record(checkpoint)
-    mechanisms = assembly.local_mechanisms(config, fleet.examples)
+    plans = planning.client_plans(config, fleet.examples, problem.groups)
+    knowledge = Knowledge(
+        plans,
+        private=problem.groups.private if problem.groups else (),
+        first_round=config.first_release_round,
+        quantile=config.attribute_clip_quantile,
+        clip_norm=config.clip_norm,
+        attribute_clip_norm=config.attribute_clip_norm,
+    )
     run = str(checkpoint.extra["run"]) if checkpoint else folder.name  # nodes know it by this name
     if checkpoint:
         optimizer.load_state(checkpoint.optimizer)
+        knowledge.restore(checkpoint.extra["knowledge"])
         if not streams.is_seeded and checkpoint.round < config.num_server_rounds:
             # with fresh noise, what clients sent in the interrupted round was another release than the one to come
-            record.assumed += tuple(
-                row
-                for client, mechanism in mechanisms.items()
-                if mechanism is not None and client not in checkpoint.extra["out-of-budget"]
-                for step in range(config.local_steps)
-                for row in mechanism.releases(client, checkpoint.round + 1, step)
-            )
+            going_on = [client for client in fleet.clients if client not in checkpoint.extra["out-of-budget"]]
+            record.assumed += interrupted_round(config, plans, knowledge, going_on, checkpoint.round + 1)
             # now: the next attempt may die too
             folder.save_checkpoint(replace(checkpoint, assumed=record.assumed))
         progress.restore(record.releases + record.assumed)
@@ -253,25 +284,71 @@ def build_strategy(
                 releases=record.releases,
                 metrics=record.metrics,
                 config_hash=config.config_hash,
-                extra={"out-of-budget": list(outcome.out_of_budget), "run": run, "facts": facts},
+                extra={
+                    "out-of-budget": list(outcome.out_of_budget),
+                    "run": run,
+                    "facts": facts,
+                    "knowledge": knowledge.state(),
+                },
                 assumed=record.assumed,
             )
         )
         say(lines.pop())  # not before it is saved: a resumed run draws other noise for a round that was not
+        for line in lines_about(outcome.contributions, config, problem, knowledge):
+            say(line)
 
-    strategy = PrivateAveraging(
-        fleet=fleet,
-        streams=streams,
-        optimizer=optimizer,
-        mechanisms=mechanisms,
-        run=run,
-        code=CODE,
-        fraction_train=config.fraction_train,
-        local_steps=config.local_steps,
-        central=assembly.central_mechanism(config, len(fleet.clients)),
-        completed_rounds=checkpoint.round if checkpoint else 0,
-        out_of_budget=tuple(checkpoint.extra["out-of-budget"]) if checkpoint else (),
-        on_round=on_round,
-        say=say,
+    parts: dict[str, Any] = {
+        "fleet": fleet,
+        "streams": streams,
+        "optimizer": optimizer,
+        "plans": plans,
+        "run": run,
+        "code": code,
+        "fraction_train": config.fraction_train,
+        "local_steps": config.local_steps,
+        "central": assembly.central_mechanism(config, len(fleet.clients)),
+        "knowledge": knowledge,
+        "weigh": assembly.weigh(config),
+        "completed_rounds": checkpoint.round if checkpoint else 0,
+        "out_of_budget": tuple(checkpoint.extra["out-of-budget"]) if checkpoint else (),
+        "on_round": on_round,
+        "say": say,
+    }
+    return make_strategy(config, parts), record, knowledge
+
+
+def interrupted_round(
+    config: FedSVAConfig,
+    plans: Mapping[int, Plan | None],
+    knowledge: Knowledge,
+    clients: list[int],
+    server_round: int,
+) -> tuple[Release, ...]:
+    """Ledger rows of all that these clients may have released in a round that was never finished."""
+    known, due = knowledge.known(clients), knowledge.due(server_round, clients)
+    return tuple(
+        row
+        for client in clients
+        if (plan := plans[client]) is not None and not plan.is_data_dependent
+        for row in plan.rows(client, server_round, config.local_steps, known[client], measure=client in due)
     )
-    return strategy, record
+
+
+def make_strategy(config: FedSVAConfig, parts: dict[str, Any]) -> Strategy:
+    """The strategy that the configuration names, FedVeil's own or a plugin's.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be made, or is no Flower strategy.
+    """
+    plugin, factory = find("strategy", config.strategy), resolve("strategy", config.strategy)
+    try:
+        strategy = factory(**parts, **config.options_of("strategy"))
+    except Exception as error:  # a plugin may fail in any way; it is named, and nothing goes on
+        raise ConfigError(
+            f"{plugin} cannot be made ({type(error).__name__}: {error}): check options."
+        ) from error
+    if not isinstance(strategy, Strategy):
+        raise ConfigError(f"{plugin} must give a Flower Strategy, and gave {type(strategy).__name__}.")
+    return strategy

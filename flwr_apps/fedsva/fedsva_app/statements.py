@@ -7,73 +7,164 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from fedveil import __version__
-from fedveil.config import FedSVAConfig, assembly
+from fedveil.config import FedSVAConfig, assembly, planning
+from fedveil.datasets.partition import sizes_line
 from fedveil.privacy import (
+    NOTHING,
     Guarantee,
     Ledger,
     Relation,
     Release,
     compose_mu,
+    contribution_effect,
     gaussian_epsilon,
     rounded_up,
 )
 from fedveil.strategies import weakest_guarantee
+
+_NEIGHBOURS: dict[Relation, str] = {
+    "attribute": "the private attributes of one record",
+    "record": "one record",
+    "client": "all records of one client",
+}
 
 
 def announce(
     config: FedSVAConfig, problem: assembly.Problem, *, seeded: bool, say: Callable[[str], None]
 ) -> None:
     """Say what will run and what it will guarantee, before it starts; and, by name, where delta is weak."""
-    dataset = problem.dataset
+    dataset, parts = problem.dataset, problem.parts
     say(f"FedVeil {__version__}, FedSVA on {dataset.name}: {dataset.scaled}")
+    say(f"{config.partition} partition: {sizes_line(parts)}; {len(dataset.test)} public test records")
+    if parts.dropped:
+        say(
+            f"left out: {len(parts.dropped)} client(s) with fewer than min-records = {config.min_records} records, "
+            f"{sum(parts.dropped.values())} records in all"
+        )
     if problem.private is not None:
         say(f"{int(problem.private.sum())} of {dataset.schema.num_features} attributes are private")
     if config.privacy == "none":
         say("privacy: none; nothing is guaranteed")
     else:
-        relation, replaced = {
-            "attribute": ("attribute", "the private attributes of one record"),
-            "uniform": ("record", "one record"),
-            "central": ("client", "all records of one client"),
-        }["central" if config.privacy == "central" else config.calibration]
+        relation: Relation = "client" if config.privacy == "central" else config.step_calibration.relation
+        if config.is_data_dependent:
+            say(
+                f"privacy: local, {config.calibration} at a nominal total epsilon {config.epsilon:g}, delta "
+                f"{config.delta:g} ({relation} relation). No proven guarantee: R is measured on private records "
+                "and decides the noise. Each client's sigma, R and phi stay in its node's ledger"
+            )
+        else:
+            say(
+                f"privacy: {config.privacy}, total epsilon {rounded_up(printed_budgets(config)[relation])} at delta "
+                f"{config.delta:g} for each client, {relation} relation (neighbours: {_NEIGHBOURS[relation]} "
+                "replaced), composed over the whole run"
+                + (
+                    ""
+                    if config.epsilon_record is None
+                    else f"; and {config.epsilon_record:g}, record relation"
+                )
+            )
+    if config.privacy == "local":
+        _announce_noise(config, problem, say)
+    if config.privacy != "none" and not config.is_data_dependent:
         say(
-            f"privacy: {config.privacy}, total epsilon {config.epsilon:g} at delta {config.delta:g} for each client, "
-            f"{relation} relation (neighbours: {replaced} replaced), composed over the whole run"
-        )
-    mechanisms = assembly.local_mechanisms(config, problem.examples)
-    if config.is_attribute_level:
-        mechanism = next(iter(mechanisms.values()))
-        rows = mechanism.releases(0, 1, 0) if mechanism else ()
-        mu = compose_mu([row.mu for row in rows if row.relation == "record"] * assembly.num_releases(config))
-        say(
-            f"the same noise gives whole records epsilon {rounded_up(gaussian_epsilon(mu, config.delta))} at delta "
-            f"{config.delta:g} (record relation) when all planned releases are made"
-        )
-    if config.privacy != "none":
-        say(
-            f"below, eps(relation) is the largest epsilon that a client has spent so far, at delta {config.delta:g}, "
-            "proven, composed from the rows of its ledger"
+            "below, eps(relation) is the largest epsilon that a client has spent so far, at delta "
+            f"{config.delta:g}, composed from the rows of its ledger: "
+            + (
+                "a reading, for later noise depends on earlier releases; what is proven is the budget of the filter"
+                if adapts(config)
+                else "proven"
+            )
         )
     weak = [client for client, n in problem.examples.items() if config.delta > 1 / n]
     if weak and config.privacy == "local":
+        named = ", ".join(map(str, weak[:10])) + (f" and {len(weak) - 10} more" if len(weak) > 10 else "")
         say(
-            f"warning: delta = {config.delta:g} is above 1/n_i for client(s) {', '.join(map(str, weak))}: such a "
+            f"warning: delta = {config.delta:g} is above 1/n_i for client(s) {named}: such a "
             "delta allows to publish a record outright; choose delta below 1/n_i"
         )
     if seeded:
         say("simulation: no privacy against who knows the seed")
 
 
+def adapts(config: FedSVAConfig) -> bool:
+    """Whether the noise of a client's later releases depends on its earlier ones."""
+    return config.releases_contribution or config.clip_rule == "quantile"
+
+
+def _announce_noise(config: FedSVAConfig, problem: assembly.Problem, say: Callable[[str], None]) -> None:
+    """Say how noise is chosen, what R can do to it, and what the same noise means for whole records."""
+    if config.calibration in ("paper", "tight"):
+        if config.calibration == "paper":
+            effect = contribution_effect(config.delta, config.beta)
+            say(
+                f"R moves the noise of calibration 'paper' by at most {100 * effect:.2g} % at delta {config.delta:g}, "
+                f"beta {config.beta:g}: more contribution means more noise, by that much"
+            )
+        if not config.is_data_dependent:
+            say(
+                f"the formula was given epsilon {config.epsilon:g} and delta {config.delta:g}; the total above is what "
+                "its least noise, at R = 0, comes to by exact accounting"
+            )
+    if problem.groups is not None:
+        names = [
+            f"{name} (private)" if index in problem.groups.private and name != "private" else name
+            for index, name in enumerate(problem.groups.names)
+        ]
+        how = (
+            "retraining on coalitions"
+            if config.contribution == "retrain"
+            else "masking in the received model"
+        )
+        once = config.contribution == "retrain" and problem.groups.kind == "attributes"
+        then = f"{'once' if once else 'in every round'}, not released"
+        if config.releases_contribution:
+            then = (
+                f"released once from round {config.first_release_round} on ({config.contribution_release}), for "
+                f"{100 * config.contribution_share:g} % of the mu^2 budget; until then "
+                + (f"C_p = {config.attribute_clip_norm:g}" if config.is_attribute_level else "R = 1")
+            )
+        say(
+            f"contribution R of {len(names)} groups of {problem.groups.kind} ({', '.join(names)}) by {how}, {then}"
+        )
+    if config.is_attribute_level:
+        _announce_record_level(config, problem, say)
+
+
+def _announce_record_level(
+    config: FedSVAConfig, problem: assembly.Problem, say: Callable[[str], None]
+) -> None:
+    plan = next(iter(planning.client_plans(config, problem.examples, problem.groups).values()))
+    if plan is None:
+        return
+    if planning.adapts_clipping(config) and config.epsilon_record is None:
+        budget = gaussian_epsilon(planning.local_budgets(config)["record"], config.delta)
+        say(
+            f"C_p depends on releases (rule {config.attribute_clip_rule}), so whole records are proven epsilon "
+            f"{rounded_up(budget)} at delta {config.delta:g} only, the worst case (record relation); set "
+            "epsilon-record to bound it"
+        )
+        return
+    rows = plan.mechanism(NOTHING).releases(0, 1, 0)
+    mu = compose_mu([row.mu for row in rows if row.relation == "record"] * planning.num_releases(config))
+    say(
+        f"the same noise gives whole records epsilon {rounded_up(gaussian_epsilon(mu, config.delta))} at delta "
+        f"{config.delta:g} (record relation) when all planned releases are made"
+    )
+
+
 def printed_budgets(config: FedSVAConfig) -> dict[Relation, float]:
     """Total epsilon of each relation that has a budget."""
-    if config.privacy == "none":
+    if config.privacy == "none" or config.is_data_dependent:
         return {}
     if config.privacy == "central":
         return {"client": config.epsilon}
-    if not config.is_attribute_level:
-        return {"record": config.epsilon}
+    rule = config.step_calibration
+    own = config.epsilon
+    if config.calibration in ("paper", "tight"):
+        own = gaussian_epsilon(planning.local_budgets(config)["record"], config.delta)
     record: dict[Relation, float] = {} if config.epsilon_record is None else {"record": config.epsilon_record}
-    return {"attribute": config.epsilon, **record}
+    return {rule.relation: own, **record}
 
 
 def as_json(guarantee: Guarantee) -> dict[str, str | float]:
@@ -84,7 +175,7 @@ def as_json(guarantee: Guarantee) -> dict[str, str | float]:
 
 def state_guarantees(config: FedSVAConfig, releases: tuple[Release, ...]) -> list[Guarantee]:
     """What the run has guaranteed its worst-off client, under each relation."""
-    ledger, allowed = Ledger(releases), assembly.local_budgets(config)
+    ledger, allowed = Ledger(releases), planning.local_budgets(config)
     relations: tuple[Relation, ...] = ("client",) if config.privacy == "central" else ("attribute", "record")
     stated = []
     for relation in relations:
@@ -93,6 +184,32 @@ def state_guarantees(config: FedSVAConfig, releases: tuple[Release, ...]) -> lis
             stated.append(Guarantee(0.0, config.delta, relation, "proven", words))
         elif config.privacy == "none":
             stated.append(Guarantee(math.inf, config.delta, relation, "none", "trained without noise"))
+        elif config.is_data_dependent:
+            stated.append(_unproven(config, relation))
         else:
-            stated.append(weakest_guarantee(ledger, config.delta, relation, allowed.get(relation)))
+            # attribute neighbours are record neighbours, so a filter of records bounds them too
+            budget = allowed.get(relation, allowed.get("record") if relation == "attribute" else None)
+            stated.append(weakest_guarantee(ledger, config.delta, relation, budget))
     return stated
+
+
+def readings(config: FedSVAConfig, releases: tuple[Release, ...]) -> dict[str, float]:
+    """What the rows of the worst-off client compose to, where the guarantee is a budget: no guarantee themselves."""
+    if not adapts(config):
+        return {}
+    ledger = Ledger(releases)
+    relations: tuple[Relation, ...] = ("attribute", "record")
+    return {
+        relation: gaussian_epsilon(
+            max((ledger.odometer(client, relation) for client in ledger.clients), default=0.0), config.delta
+        )
+        for relation in relations
+        if ledger.clients
+    }
+
+
+def _unproven(config: FedSVAConfig, relation: Relation) -> Guarantee:
+    words = "the noise was chosen by looking at private data that were not released"
+    if relation == "record" and config.calibration == "paper":
+        return Guarantee(config.epsilon, config.delta, relation, "nominal", words)
+    return Guarantee(math.inf, config.delta, relation, "none", words)

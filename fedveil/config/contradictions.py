@@ -1,0 +1,190 @@
+"""What in a configuration contradicts itself or names nothing, each as one sentence."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from fedveil.config.errors import explain, nearest
+from fedveil.config.options import OptimizerOptions, parse_options
+from fedveil.plugins import find
+
+if TYPE_CHECKING:
+    from fedveil.config.fedsva import FedSVAConfig
+
+__all__ = ["contradiction"]
+
+
+def contradiction(config: FedSVAConfig) -> str | None:
+    """The first thing that is wrong with settings which are valid one by one; None where all is well.
+
+    Raises
+    ------
+    ValueError
+        If a name stands for nothing that is installed.
+    """
+    checks = (
+        _name_problem,
+        _data_problem,
+        _private_attributes_problem,
+        _privacy_problem,
+        _contribution_problem,
+        _weights_problem,
+        _options_problem,
+        _path_problem,
+    )
+    return next((problem for check in checks if (problem := check(config))), None)
+
+
+def _name_problem(config: FedSVAConfig) -> str | None:
+    for kind, name in (
+        ("strategy", config.strategy),
+        ("dataset", config.dataset),
+        ("calibration", config.calibration),
+        ("model", config.model),
+    ):
+        if not (kind == "model" and ":" in name):
+            find(kind, name)  # says what is wrong
+    config.step_calibration  # noqa: B018  also when it is a plugin's
+    return None
+
+
+def _data_problem(config: FedSVAConfig) -> str | None:
+    if config.dataset in ("csv", "parquet") and not (config.data_path and config.target):
+        return f"dataset = {config.dataset!r} needs data-path (the file) and target (its label column)"
+    if config.dataset in ("csv", "parquet") and config.partition == "natural" and not config.client_column:
+        return "partition = 'natural' needs client-column, the column that says whose record it is"
+    return None
+
+
+def _private_attributes_problem(config: FedSVAConfig) -> str | None:
+    if config.drop_private and config.is_attribute_level:
+        return (
+            "drop-private leaves nothing private to protect: use calibration = 'uniform' or privacy = 'none'"
+        )
+    return None
+
+
+def _contribution_problem(config: FedSVAConfig) -> str | None:
+    if config.contribution not in ("mask", "retrain"):
+        try:
+            inside = 0 <= float(config.contribution) <= 1
+        except ValueError:
+            inside = False
+        if not inside:
+            return (
+                f"contribution = {config.contribution!r} must be 'mask', 'retrain' or a public number from 0 to 1, "
+                f"as in '0.3'; {nearest(config.contribution, ['mask', 'retrain'])}"
+            )
+    if config.contribution_pairs == 1:
+        return "contribution-pairs = 1 gives no standard error: use at least 2, or 0 for exact values"
+    if config.groups_records and config.is_attribute_level:
+        return (
+            "groups of records with calibration = 'attribute': what is private there are attributes, so group columns "
+            "or regions, or use calibration = 'paper', 'tight' or 'uniform'"
+        )
+    if not config.measures_contribution:
+        return None
+    if config.groups_records and config.contribution != "retrain":
+        return (
+            "groups of records cannot be masked in a model: use contribution = 'retrain' with "
+            "contribution-release = 'none' (nothing is proven then), or group columns or regions"
+        )
+    if config.contribution == "retrain" and config.contribution_release != "none":
+        return (
+            "contribution = 'retrain' cannot be released, since one record changes every prediction of a retrained "
+            "model: use contribution = 'mask', or contribution-release = 'none', which proves nothing"
+        )
+    if config.is_attribute_level and config.contribution_release == "none":
+        return (
+            "calibration = 'attribute' with a contribution that is not released proves nothing: release it "
+            "(contribution = 'mask', contribution-release = 'shapley'), state it as a public number, or use "
+            "attribute-clip-rule = 'fixed'"
+        )
+    if config.releases_contribution and config.first_release_round > config.num_server_rounds:
+        return (
+            f"contribution-round = {config.contribution_round} is after the last round, "
+            f"num-server-rounds = {config.num_server_rounds}: lower it or run more rounds"
+        )
+    if config.contribution == "retrain" and config.validation_share == 1:
+        return "validation-fraction = 1 leaves no records to retrain on: choose less than 1"
+    return None
+
+
+def _weights_problem(config: FedSVAConfig) -> str | None:
+    if config.aggregation_weights == "noise-aware" and config.privacy != "local":
+        return f"aggregation-weights = 'noise-aware' is only for privacy = 'local', and privacy is {config.privacy!r}"
+    if config.aggregation_weights == "noise-aware" and config.is_data_dependent:
+        return (
+            "aggregation-weights = 'noise-aware' would show the noise of every client, which its private data "
+            "decide here: release the contribution, or use aggregation-weights = 'records'"
+        )
+    return None
+
+
+def _privacy_problem(config: FedSVAConfig) -> str | None:
+    if config.sampling_rate < 1:
+        if config.is_attribute_level:
+            return (
+                f"sampling-rate = {config.sampling_rate} with calibration = 'attribute': sampling records amplifies "
+                "nothing at the attribute level; use sampling-rate = 1 or calibration = 'uniform'"
+            )
+        if config.privacy == "local" and config.calibration != "uniform":
+            return (
+                f"sampling-rate = {config.sampling_rate} needs calibration = 'uniform', and calibration is "
+                f"{config.calibration!r}"
+            )
+        if config.privacy != "local":
+            return f"sampling-rate is only for privacy = 'local', and privacy is {config.privacy!r}"
+        if config.mu_release is not None:
+            return "mu-release needs full batches: set sampling-rate = 1 or leave mu-release empty"
+    if config.clip_without_noise and config.privacy != "none":
+        return f"clip-without-noise is only for privacy = 'none', and privacy is {config.privacy!r}"
+    if config.epsilon_record is not None and not config.is_attribute_level:
+        return "epsilon-record is a second budget beside calibration = 'attribute'; here epsilon is the only budget"
+    if config.mu_release is not None and config.privacy != "local":
+        return f"mu-release is only for privacy = 'local', and privacy is {config.privacy!r}"
+    if config.mu_release is not None and config.calibration not in ("uniform", "attribute"):
+        return f"mu-release is for calibration 'uniform' or 'attribute', and calibration is {config.calibration!r}"
+    if config.clip_rule == "quantile" and config.mu_release is not None:
+        return "mu-release with attribute-clip-rule = 'quantile': leave mu-release empty"
+    if config.is_attribute_level and config.attribute_clip_norm > config.clip_norm:
+        return (
+            f"attribute-clip-norm = {config.attribute_clip_norm} is above clip-norm = {config.clip_norm}: that "
+            "protects the private attributes less than the whole record; lower it"
+        )
+    return None
+
+
+def _path_problem(config: FedSVAConfig) -> str | None:
+    values = config.to_run_config()
+    for key in config.path_keys:
+        if values[key] and not Path(values[key]).is_absolute():
+            return (
+                f"{key} = {values[key]!r} must be an absolute path (a run does not execute in your folder); "
+                "`fedveil run` accepts relative ones"
+            )
+    return None
+
+
+def _options_problem(config: FedSVAConfig) -> str | None:
+    try:
+        tables = parse_options(config.options)
+    except tomllib.TOMLDecodeError as error:
+        return f"options = {config.options!r} is not TOML: {error}"
+    for name, value in tables.items():
+        if name not in ("optimizer", "dataset", "strategy"):
+            return f"unknown table {name!r} in options; {nearest(name, ['optimizer', 'dataset', 'strategy'])}"
+        if not isinstance(value, dict):
+            return f"options: {name} = {value!r} must be a table, as in optimizer = {{beta-1 = 0.9}}"
+        if name != "optimizer":
+            continue
+        try:
+            OptimizerOptions.model_validate(value)
+        except ValidationError as error:
+            keys = [field.replace("_", "-") for field in OptimizerOptions.model_fields]
+            return f"options: {explain(error, keys)}".rstrip(".")
+    return None

@@ -1,0 +1,71 @@
+"""`fedveil plan fedsva`: what a run would do, seen before it does anything."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli import cli
+from fedveil.privacy import compose_mu, gaussian_epsilon, gaussian_mu
+
+
+def plan(*settings: str):
+    """Run the command inside this process."""
+    arguments = [argument for setting in settings for argument in ("-c", setting)]
+    return CliRunner().invoke(cli, ["plan", "fedsva", *arguments])
+
+
+def cells(output: str, clients: str) -> list[list[str]]:
+    """The rows of the printed table."""
+    return [line.split() for line in output.splitlines() if line.split()[1:2] == [clients]]
+
+
+def test_the_table_shows_what_each_r_does_to_the_noise():
+    result = plan("num-server-rounds=40 epsilon=1.0")
+    assert result.exit_code == 0
+    rows = cells(result.stdout, "4")
+    assert [row[2] for row in rows] == ["unknown", "0.05", "0.25", "0.5", "1"]
+    mu = gaussian_mu(1.0, 1e-5) * math.sqrt(0.9 / 40)
+    for row, norm in zip(rows, (0.2, 0.05, 0.25, 0.5, 1.0), strict=True):
+        assert float(row[3]) == norm
+        assert float(row[4]) == pytest.approx(2 * norm / 1000 / mu, rel=1e-3)
+        assert float(row[6]) == 1
+    # the contribution costs 2/1000 over its noise under the record relation, a tenth of mu^2 under the attribute one
+    mu_release = gaussian_mu(1.0, 1e-5) * math.sqrt(0.1)
+    total = compose_mu([mu / 0.25] * 40 + [2 * mu_release])
+    assert float(rows[2][7]) == pytest.approx(gaussian_epsilon(total, 1e-5), rel=1e-3)
+    assert float(rows[0][8]) == pytest.approx(1 / 1000 / mu_release, rel=1e-2)
+
+
+def test_the_bound_is_stated_where_its_conditions_hold_and_else_says_why_not():
+    few = "num-server-rounds=10 attribute-clip-rule='fixed'"
+    assert "the bound holds for steps up to 1/L = 0.00255" in plan(few).stdout
+    stated = plan(f"{few} learning-rate=0.001").stdout
+    assert f"= {2 * math.log(10) / 0.001 / 10:.4g} (way to go)" in stated
+    assert "no bound is stated" in plan(f"{few} model='mlp'").stdout
+
+
+@pytest.mark.parametrize(
+    ("delta", "beta", "percent"), [("1e-5", "0.0", "2.1"), ("0.02", "0.0", "6.2"), ("1e-5", "50.0", "0")]
+)
+def test_the_line_on_r_in_paper_mode_is_the_published_formulas(delta: str, beta: str, percent: str):
+    line = f"R moves the noise of calibration 'paper' by at most {percent} %"
+    assert line in plan(f"calibration='paper' contribution='0.3' delta={delta} beta={beta}").stdout
+
+
+def test_a_plan_that_cannot_be_kept_is_refused_in_one_sentence():
+    result = plan("epsilon=0.05 num-clients=20")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "client 0 with 200 records: the released Shapley values would have noise" in line
+    assert "bring" in line
+    assert "attribute-clip-rule = 'fixed'" in line
+
+
+def test_nothing_is_written_or_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDVEIL_HOME", str(tmp_path))
+    assert plan("num-server-rounds=3 contribution-round=1").exit_code == 0
+    assert list(tmp_path.iterdir()) == []
