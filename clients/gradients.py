@@ -161,7 +161,9 @@ def attribute_mean_and_share(
         squares = torch.zeros_like(factors)
         for (_, piece), (_, baseline) in zip(pieces(at_record), pieces(at_baseline), strict=True):
             if len(scratch) < piece.numel():
-                scratch = torch.empty(piece.numel(), dtype=torch.float64)  # fresh memory costs as much as the sum
+                scratch = torch.empty(
+                    piece.numel(), dtype=torch.float64
+                )  # fresh memory costs as much as the sum
             difference = scratch[: piece.numel()].view(piece.shape)
             torch.addcmul(baseline, piece, ratios, value=-1, out=difference)
             squares += torch.linalg.vector_norm(difference, dim=1).square_()

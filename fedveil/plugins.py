@@ -109,7 +109,9 @@ def installed(kind: str) -> tuple[Plugin, ...]:
     return _on_path(kind, tuple(sys.path))
 
 
-@lru_cache(maxsize=64)  # asked for with every message, and the same for all of a process, also while pip is at work
+@lru_cache(
+    maxsize=64
+)  # asked for with every message, and the same for all of a process, also while pip is at work
 def _on_path(kind: str, path: tuple[str, ...]) -> tuple[Plugin, ...]:
     return tuple(sorted({_plugin(kind, point) for point in entry_points(group=GROUPS[kind])}))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedveil.config import ConfigError, FedSVAConfig, planning
 from fedveil.datasets.groups import Groups
-from fedveil.privacy import Known, Ledger, PrivacyFilter, gaussian_delta, gaussian_mu, shapley_sensitivity
+from fedveil.privacy import NOTHING, Known, Ledger, PrivacyFilter, gaussian_delta, gaussian_mu, shapley_sensitivity
 
 FIXED = {"attribute_clip_rule": "fixed"}
 
@@ -136,9 +136,12 @@ def test_sampled_records_have_no_filter_and_a_fixed_schedule():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_weak_delta_is_planned_without_a_warning_for_each_client():
+@pytest.mark.parametrize("calibration", ["attribute", "uniform", "paper", "tight"])
+def test_a_weak_delta_is_planned_without_a_warning_for_each_client(calibration: str):
     """The app names all such clients in one line."""
-    assert planning.client_plans(config(delta=0.05, **FIXED), {0: 37, 1: 38}, None)[1].num_records == 38
+    options = config(delta=0.05, calibration=calibration, contribution="0.3", **FIXED)
+    plans = planning.client_plans(options, {0: 37, 1: 38}, None)
+    assert plans[1].mechanism(NOTHING).num_records == 38
 
 
 # plans whose later noise depends on earlier releases

@@ -105,8 +105,8 @@ def _line(facts: dict[str, Any], config: FedSVAConfig) -> str:
     if "utilities" in facts:
         utilities = facts["utilities"]
         shown = utilities if len(facts["shapley"]) <= _SHOWN else {k: utilities[k] for k in ("none", "all")}
-        parts.append("utilities " + ", ".join(f"{name} {value:.3f}" for name, value in shown.items()))
-    values = ", ".join(f"{name} {value:.3f}" for name, value in facts["shapley"].items())
+        parts.append("utilities " + ", ".join(f"{name} {value:z.3f}" for name, value in shown.items()))
+    values = ", ".join(f"{name} {value:z.3f}" for name, value in facts["shapley"].items())
     parts.append(
         f"phi {values} (each +- {facts['deviation']:.3f}, the noise of its release, on {facts['records']} records)"
     )
