@@ -21,7 +21,16 @@ from fedveil.clients.memory_ledger import MemoryLedger
 from fedveil.clients.meter import ContributionMeter, Measured
 from fedveil.clients.training import ClientData, LocalStepFailed, LocalUpdate, local_update
 from fedveil.models import Learner, refuse_record_coupling
-from fedveil.privacy import NOTHING, Known, Plan, PrivacyFilter, Relation, Release, gradient_rows
+from fedveil.privacy import (
+    NOTHING,
+    Known,
+    Plan,
+    PrivacyFilter,
+    Relation,
+    Release,
+    StepMechanism,
+    gradient_rows,
+)
 from fedveil.streams import Stream, Streams
 from fedveil.wire import to_fixed
 
@@ -326,7 +335,7 @@ class Cohort:
             self.learner,
             arrays,
             data,
-            mechanism=None if plan is None else plan.mechanism(known),
+            mechanism=None if plan is None else self._mechanism(plan, task, known),
             steps=self._steps,
             learning_rate=self._learning_rate,
             clip_norm=self._clip_norm,
@@ -341,6 +350,17 @@ class Cohort:
             released["quantile"] = (update.within + quantile.sigma * float(noise[0]),)
             rows += quantile.releases(task.client, task.round)
         return _Answer(update, released, update.releases + rows)
+
+    def _mechanism(self, plan: Plan, task: _Task, known: Known) -> StepMechanism:
+        try:
+            return plan.mechanism(known)
+        except ValueError:
+            if not plan.is_data_dependent:
+                raise
+            # its sentence would tell sigma or R, which stay here
+            raise ValueError(
+                f"client {task.client}: its calibration gives no usable noise for the R that it measured."
+            ) from None
 
     def _measured(self, task: _Task, data: ClientData, arrays: Arrays) -> Measured:
         if self._meter is None:

@@ -252,11 +252,12 @@ def plan_contribution(
     release = ContributionRelease(kind, num_groups, num_private, num_records, sigma)
     factor = release.deviation / LARGEST_DEVIATION
     if factor > 1 + 1e-9:
+        more = math.ceil(100 * factor) / 100  # rounded up: what is advised must do
         raise ValueError(
             f"the released Shapley values would have noise of standard deviation {release.deviation:.3g} with "
             f"{num_records} records, above {LARGEST_DEVIATION:g}: bring {math.ceil(num_records * factor)} records, "
-            f"give the release {factor:.3g} times the mu ({factor * factor:.3g} times the mu^2 share), or state a "
-            "public R."
+            f"give the release {more:.4g} times the mu ({math.ceil(100 * more * more) / 100:.6g} times the mu^2 "
+            "share), or state a public R."
         )
     return release
 

@@ -95,7 +95,8 @@ def sampled_shapley(utility: Utility, permutations: NDArray[np.int64]) -> Sample
     gains = np.empty(both.shape)
     np.put_along_axis(gains, both, np.diff(table[where.reshape(prefixes.shape)], axis=1), axis=1)
     by_pair = (gains[:pairs] + gains[pairs:]) / 2
-    return SampledShapley(by_pair.mean(axis=0), by_pair.std(axis=0, ddof=1) / math.sqrt(pairs))
+    values = np.array([math.fsum(column) for column in by_pair.T]) / pairs  # rounds once, however many pairs
+    return SampledShapley(values, by_pair.std(axis=0, ddof=1) / math.sqrt(pairs))
 
 
 def _checked(permutations: NDArray[np.int64]) -> NDArray[np.int64]:

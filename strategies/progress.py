@@ -12,10 +12,10 @@ from fedveil.privacy import (
     Ledger,
     Relation,
     Release,
-    compose_mu,
     composed_epsilon,
     gaussian_epsilon,
     rounded_up,
+    rows_under,
 )
 from fedveil.strategies.private_averaging import RoundOutcome
 
@@ -48,15 +48,36 @@ class Progress:
     budgets: Mapping[Relation, float]
     hides_sample: bool = False
     say: Callable[[str], None] = print
-    _spent: dict[tuple[int, Relation], list[Release]] = field(
-        default_factory=lambda: defaultdict(list), init=False
+    _squares: dict[tuple[int, Relation], float] = field(
+        default_factory=lambda: defaultdict(float), init=False
+    )
+    _sampled: dict[tuple[int, Relation], Counter[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(Counter), init=False
     )
     _seconds: list[float] = field(default_factory=list, init=False)
 
     def restore(self, releases: Iterable[Release]) -> None:
-        """Take in the ledger of the rounds before a resumed one."""
+        """Take in ledger rows, those of a release all at once: of a round, or of all rounds before a resumed one."""
+        by_client: dict[int, list[Release]] = defaultdict(list)
         for release in releases:
-            self._spent[release.client, release.relation].append(release)
+            by_client[release.client].append(release)
+        for client, rows in by_client.items():
+            present = {row.relation for row in rows}
+            relations: tuple[Relation, ...] = (
+                ("client",) if present == {"client"} else ("attribute", "record")
+            )
+            for relation in relations:
+                self._take(client, relation, rows_under(rows, relation))
+
+    def _take(self, client: int, relation: Relation, rows: tuple[Release, ...] | None) -> None:
+        if rows is None:  # some release has no bound there
+            self._squares[client, relation] = math.inf
+            return
+        for row in rows:
+            if row.sampling_rate == 1:
+                self._squares[client, relation] += row.mu**2
+            else:
+                self._sampled[client, relation][row.noise_multiplier, row.sampling_rate] += 1
 
     def epsilon(self, relation: Relation) -> float | None:
         """Largest epsilon spent by a client under one relation; None when nothing was released under it.
@@ -67,20 +88,16 @@ class Progress:
         return None if spent is None else min(spent, self.budgets.get(relation, math.inf))
 
     def _composed(self, relation: Relation) -> float | None:
-        known = {key for _, key in self._spent}
-        if relation == "attribute" and relation not in known:
-            relation = "record"  # attribute neighbours are record neighbours
-        rows = [spent for (_, key), spent in self._spent.items() if key == relation]
-        if not rows:
-            return None
-        if all(release.sampling_rate == 1 for spent in rows for release in spent):
-            return gaussian_epsilon(
-                max(compose_mu([release.mu for release in spent]) for spent in rows), self.delta
-            )
+        full = [square for (_, key), square in self._squares.items() if key == relation]
+        if not self._sampled:
+            return gaussian_epsilon(math.sqrt(max(full)), self.delta) if full else None
         # clients of equal steps share one composition, which takes long
-        return max(
-            composed_epsilon(schedule, self.delta) for schedule in {_schedule(spent) for spent in rows}
-        )
+        schedules = {
+            tuple(sorted((noise, rate, count) for (noise, rate), count in steps.items()))
+            for (_, key), steps in self._sampled.items()
+            if key == relation
+        }
+        return max((composed_epsilon(schedule, self.delta) for schedule in schedules), default=None)
 
     def round(self, outcome: RoundOutcome) -> dict[str, float]:
         """Print the round's line and return its row for ``metrics.parquet``."""
@@ -132,18 +149,24 @@ def weakest_guarantee(ledger: Ledger, delta: float, relation: Relation, budget_m
     where rows that were assumed for lost replies would pass it.
     """
     clients = ledger.clients or (-1,)  # nothing was released: nothing is lost
-    guarantees = [ledger.guarantee(client, relation, delta, budget_mu) for client in clients]
-    weakest = max(guarantees, key=lambda guarantee: guarantee.epsilon)
-    if budget_mu is None or weakest.kind != "proven":
-        return weakest
+    guarantees = [_guarantee(ledger, client, delta, relation, budget_mu) for client in clients]
+    return max(guarantees, key=lambda guarantee: guarantee.epsilon)
+
+
+def _guarantee(
+    ledger: Ledger, client: int, delta: float, relation: Relation, budget_mu: float | None
+) -> Guarantee:
+    stated = ledger.guarantee(client, relation, delta, budget_mu)
+    if budget_mu is None:
+        return stated
     budget = gaussian_epsilon(budget_mu, delta)
-    if weakest.epsilon <= budget:
-        return weakest
-    words = f"budget mu {budget_mu:.4g} of each client's own filter; rows assumed for lost replies pass it"
-    return Guarantee(budget, delta, relation, "proven", words)
-
-
-def _schedule(spent: list[Release]) -> tuple[tuple[float, float, int], ...]:
-    """How many steps there were of each noise multiplier and sampling rate."""
-    steps = Counter((release.noise_multiplier, release.sampling_rate) for release in spent)
-    return tuple(sorted((noise, rate, count) for (noise, rate), count in steps.items()))
+    if stated.epsilon <= budget:
+        return stated
+    rows = ledger.of(client).releases
+    bounded = rows_under(rows, relation) is not None
+    if bounded and all(row.sampling_rate == 1 and row.chosen != "data-dependent" for row in rows):
+        words = (
+            f"budget mu {budget_mu:.4g} of each client's own filter; rows assumed for lost replies pass it"
+        )
+        return Guarantee(budget, delta, relation, "proven", words)
+    return stated

@@ -151,6 +151,11 @@ def _privacy_problem(config: FedSVAConfig) -> str | None:
         return f"mu-release is for calibration 'uniform' or 'attribute', and calibration is {config.calibration!r}"
     if config.clip_rule == "quantile" and config.mu_release is not None:
         return "mu-release with attribute-clip-rule = 'quantile': leave mu-release empty"
+    if config.is_attribute_level and config.attribute_clip_norm < 1e-4 * config.clip_norm:
+        return (
+            f"attribute-clip-norm = {config.attribute_clip_norm} is below 1e-4 of clip-norm = {config.clip_norm}: so "
+            "small a part of a gradient drowns in rounding; raise it, or use drop-private"
+        )
     if config.is_attribute_level and config.attribute_clip_norm > config.clip_norm:
         return (
             f"attribute-clip-norm = {config.attribute_clip_norm} is above clip-norm = {config.clip_norm}: that "

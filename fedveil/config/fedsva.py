@@ -154,7 +154,7 @@ class FedSVAConfig(BaseModel):
         "Noise of a step: attribute (protects private attributes), uniform (whole records), paper, tight, a plugin.",
     )
     beta: float = _setting(
-        0.0, "pure number", "Lower bound on the tolerance of paper and tight (beta).", ge=0
+        0.0, "pure number", "Lower bound on the tolerance of paper and tight (beta).", ge=0, le=1e6
     )
     epsilon: float = _setting(
         1.0,
@@ -187,7 +187,11 @@ class FedSVAConfig(BaseModel):
         le=1e30,
     )
     contribution_scale: float = _setting(
-        1.0, "pure number", "Rule contribution: C_p = scale max(R, 0.05) C, at most C (kappa).", gt=0, le=1e6
+        1.0,
+        "pure number",
+        "Rule contribution: C_p = scale max(R, 0.05) C, at most C (kappa).",
+        ge=0.01,
+        le=1e6,
     )
     attribute_clip_quantile: float = _setting(
         0.5, "share of records", "Rule quantile: records whose private part is not clipped.", gt=0, lt=1

@@ -30,7 +30,7 @@ from fedveil.privacy import (
 )
 
 __all__ = [
-    "adapts_clipping",
+    "adapts_noise",
     "client_plans",
     "contribution_meter",
     "local_budgets",
@@ -68,16 +68,14 @@ def local_budgets(config: FedSVAConfig) -> dict[Relation, float]:
         sampling_rate=config.sampling_rate,
         beta=config.beta,
     )
-    if adapts_clipping(config) and "record" not in limits:
+    if config.is_attribute_level and adapts_noise(config) and "record" not in limits:
         limits["record"] = limits["attribute"] * _worst_ratio(config)
     return limits
 
 
-def adapts_clipping(config: FedSVAConfig) -> bool:
-    """Whether C_p, and with it the record-level price of a step, depends on what clients release."""
-    return config.clip_rule == "quantile" or (
-        config.clip_rule == "contribution" and config.releases_contribution
-    )
+def adapts_noise(config: FedSVAConfig) -> bool:
+    """Whether C_p or the noise of a client's later releases depends on its earlier ones."""
+    return config.releases_contribution or config.clip_rule == "quantile"
 
 
 def _worst_ratio(config: FedSVAConfig) -> float:
@@ -86,9 +84,10 @@ def _worst_ratio(config: FedSVAConfig) -> float:
     A step has the ratio C/C_p, so at most that of the least C_p; the contribution at most 2; the quantile 1. As the
     filter bounds the sum of mu^2 under the attribute relation, it bounds that under the record relation too.
     """
+    least = config.attribute_clip_norm
     if config.clip_rule == "quantile":
         least = LEAST_SHARE_OF_CLIP * config.clip_norm
-    else:
+    elif config.clip_rule == "contribution":
         least = min(1.0, config.contribution_scale * LEAST_CONTRIBUTION) * config.clip_norm
     return max(2.0, config.clip_norm / min(least, config.attribute_clip_norm)) * (1 + 1e-6)
 

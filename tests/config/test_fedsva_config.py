@@ -174,7 +174,7 @@ RANGES = {
     "delta": ([0.0, 1.0, -1e-5], [1e-300, 0.5]),
     "clip-norm": ([0.0, -1.0], [100.0]),
     "attribute-clip-norm": ([0.0, -1.0], [0.5, 1.0]),
-    "contribution-scale": ([0.0, -1.0, 1e7], [1e-3, 1e6]),
+    "contribution-scale": ([0.0, -1.0, 1e-3, 1e7], [0.01, 1e6]),
     "attribute-clip-quantile": ([0.0, 1.0], [0.5]),
     "quantile-share": ([0.0, 1.0], [0.5]),
     "sampling-rate": ([0.0, -0.1, 1.1], [1.0]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from fedveil.config import ConfigError, FedSVAConfig, planning
 from fedveil.datasets.groups import Groups
-from fedveil.privacy import NOTHING, Known, Ledger, PrivacyFilter, gaussian_delta, gaussian_mu, shapley_sensitivity
+from fedveil.privacy import (
+    NOTHING,
+    Known,
+    Ledger,
+    PrivacyFilter,
+    gaussian_delta,
+    gaussian_mu,
+    shapley_sensitivity,
+)
 
 FIXED = {"attribute_clip_rule": "fixed"}
 
@@ -269,9 +278,10 @@ def test_a_contribution_that_would_be_mostly_noise_is_refused_with_the_records_o
     assert planning.client_plans(options, {3: enough}, groups_of())
     with pytest.raises(ConfigError):
         planning.client_plans(options, {3: enough - 1}, groups_of())
-    factor = (1 / (0.1 * mu * 60)) ** 2
-    assert f"({factor:.3g} times the mu^2 share)" in sentence
-    enough_share = config(num_server_rounds=10, contribution_share=0.1 * factor * 1.001)
+    advised = float(re.search(r"\(([\d.]+) times the mu\^2 share\)", sentence)[1])
+    assert advised == pytest.approx((1 / (0.1 * mu * 60)) ** 2, rel=0.02)
+    # what is advised does
+    enough_share = config(num_server_rounds=10, contribution_share=0.1 * advised)
     assert planning.client_plans(enough_share, {3: 60}, groups_of())
 
 

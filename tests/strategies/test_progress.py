@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fedveil.privacy import (
     compose_mu,
     gaussian_epsilon,
     gaussian_mu,
+    plan_contribution,
     plan_step,
 )
 from fedveil.strategies import CentralMechanism, Progress, RoundOutcome, weakest_guarantee
@@ -273,3 +275,41 @@ def test_rows_assumed_for_lost_replies_do_not_carry_the_epsilon_past_the_budget(
     assert stated.kind == "proven"
     assert stated.epsilon <= budget
     assert "filter" in stated.composition
+
+
+def test_a_release_of_its_own_relation_never_makes_the_others_disappear():
+    """A contribution has an attribute row and record-level steps have none: they bound the attributes all the same."""
+    release = plan_contribution(
+        kind="shapley", num_groups=2, num_private=1, num_records=1000, mus={"record": 0.1}
+    )
+    step = StepMechanism(1000, 1.0, 0.02, chosen="released")
+    progress, ledger, last = Progress(6, DELTA, {}, say=lambda line: None), Ledger(), 0.0
+    for server_round in range(1, 7):
+        rows = step.releases(0, server_round, 0) + (
+            release.releases(0, server_round) if server_round == 4 else ()
+        )
+        ledger = ledger.add(rows)
+        shown = progress.round(outcome(server_round, rows))["epsilon-attribute"]
+        assert shown > last
+        assert shown == pytest.approx(gaussian_epsilon(ledger.odometer(0, "attribute"), DELTA), rel=1e-9)
+        last = shown
+
+
+def test_released_rows_that_were_assumed_beside_real_ones_leave_the_budget_proven():
+    """A reply that was lost before its node worked is counted, and then the work is done again."""
+    mu = gaussian_mu(1.0, DELTA)
+    step = plan_step(
+        num_records=100,
+        clip_norm=1.0,
+        calibration="uniform",
+        epsilon=1.0,
+        delta=DELTA,
+        num_releases=3,
+        chosen="released",
+    )
+    rows = [row for server_round in range(1, 5) for row in step.releases(0, server_round, 0)]
+    assert Ledger(rows).guarantee(0, "record", DELTA, mu).kind == "none"
+    stated = weakest_guarantee(Ledger(rows), DELTA, "record", mu)
+    assert (stated.kind, stated.epsilon) == ("proven", gaussian_epsilon(mu, DELTA))
+    hidden = [replace(row, chosen="data-dependent") for row in rows]
+    assert weakest_guarantee(Ledger(hidden), DELTA, "record", mu).kind == "none"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedveil.config import FedSVAConfig, assembly, planning
-from fedveil.privacy import Contribution, Known, NoisePlan, compose_mu, gaussian_epsilon, rounded_up
+from fedveil.privacy import NOTHING, Contribution, Known, NoisePlan, compose_mu, gaussian_epsilon, rounded_up
 from fedveil.strategies import Knowledge
 
 _FEW = 12  # clients that get a line each
@@ -66,13 +67,16 @@ def _of_client(
 ) -> dict[str, Any]:
     names = problem.groups.names if problem.groups else ()
     step = plan.mechanism(Known(contribution=contribution.rate))
-    rows = step.rows(0, 1, 1)
-    extra = plan.contribution.releases(0, 1) if plan.contribution else ()
+    before = min(plan.num_steps, math.ceil(server_round * config.fraction_train) * config.local_steps)
+    schedule = [*plan.mechanism(NOTHING).rows(0, 1, 1)] * before + [*step.rows(0, 1, 1)] * (
+        plan.num_steps - before
+    )
+    schedule += plan.contribution.releases(0, 1) if plan.contribution else ()
+    limits = planning.local_budgets(config)
     epsilons = {}
-    for relation in dict.fromkeys(row.relation for row in rows):
-        mus = [row.mu for row in rows if row.relation == relation] * plan.num_steps
-        mus += [row.mu for row in extra if row.relation == relation]
-        epsilons[relation] = gaussian_epsilon(compose_mu(mus), config.delta)
+    for relation in dict.fromkeys(row.relation for row in step.rows(0, 1, 1)):
+        mu = compose_mu([row.mu for row in schedule if row.relation == relation])
+        epsilons[relation] = gaussian_epsilon(min(mu, limits.get(relation, math.inf)), config.delta)
     facts: dict[str, Any] = {
         "round": server_round,
         "records": planning.num_validation(config, plan.num_records),
@@ -80,7 +84,7 @@ def _of_client(
         "deviation": contribution.deviation,
         "contribution": contribution.rate,
         "sigma": step.sigma,
-        "epsilon": epsilons,
+        "planned-epsilon-reading": epsilons,
     }
     if contribution.utilities is not None:
         facts["utilities"] = {
@@ -116,6 +120,7 @@ def _line(facts: dict[str, Any], config: FedSVAConfig) -> str:
     else:
         rule = f"{config.calibration}: {100 * facts['moved']:+.2f} % noise for R, "
     parts.append(f"{rule}sigma {facts['sigma']:.4g}")
-    bought = ", ".join(f"eps({name}) {rounded_up(value)}" for name, value in facts["epsilon"].items())
-    parts.append(f"at this noise the whole run costs {bought} at delta {config.delta:g}")
+    planned = facts["planned-epsilon-reading"].items()
+    bought = ", ".join(f"eps({name}) {rounded_up(value)}" for name, value in planned)
+    parts.append(f"with it the planned run comes to {bought} at delta {config.delta:g} (a reading)")
     return "; ".join(parts)

@@ -72,7 +72,7 @@ def announce(
             f"{config.delta:g}, composed from the rows of its ledger: "
             + (
                 "a reading, for later noise depends on earlier releases; what is proven is the budget of the filter"
-                if adapts(config)
+                if planning.adapts_noise(config)
                 else "proven"
             )
         )
@@ -87,19 +87,14 @@ def announce(
         say("simulation: no privacy against who knows the seed")
 
 
-def adapts(config: FedSVAConfig) -> bool:
-    """Whether the noise of a client's later releases depends on its earlier ones."""
-    return config.releases_contribution or config.clip_rule == "quantile"
-
-
 def _announce_noise(config: FedSVAConfig, problem: assembly.Problem, say: Callable[[str], None]) -> None:
     """Say how noise is chosen, what R can do to it, and what the same noise means for whole records."""
     if config.calibration in ("paper", "tight"):
         if config.calibration == "paper":
             effect = contribution_effect(config.delta, config.beta)
             say(
-                f"R moves the noise of calibration 'paper' by at most {100 * effect:.2g} % at delta {config.delta:g}, "
-                f"beta {config.beta:g}: more contribution means more noise, by that much"
+                f"R moves the noise of calibration 'paper' by at most {rounded_up(100 * effect)} % at delta "
+                f"{config.delta:g}, beta {config.beta:g}: more contribution means more noise, by that much"
             )
         if not config.is_data_dependent:
             say(
@@ -137,12 +132,16 @@ def _announce_record_level(
     plan = next(iter(planning.client_plans(config, problem.examples, problem.groups).values()))
     if plan is None:
         return
-    if planning.adapts_clipping(config) and config.epsilon_record is None:
+    if planning.adapts_noise(config):
         budget = gaussian_epsilon(planning.local_budgets(config)["record"], config.delta)
+        why = (
+            "the worst case of what may be released; set epsilon-record to bound it"
+            if config.epsilon_record is None
+            else "the budget that epsilon-record asks for"
+        )
         say(
-            f"C_p depends on releases (rule {config.attribute_clip_rule}), so whole records are proven epsilon "
-            f"{rounded_up(budget)} at delta {config.delta:g} only, the worst case (record relation); set "
-            "epsilon-record to bound it"
+            f"C_p or the noise depends on releases, so whole records are proven epsilon {rounded_up(budget)} at delta "
+            f"{config.delta:g} (record relation): {why}"
         )
         return
     rows = plan.mechanism(NOTHING).releases(0, 1, 0)
@@ -195,17 +194,16 @@ def state_guarantees(config: FedSVAConfig, releases: tuple[Release, ...]) -> lis
 
 def readings(config: FedSVAConfig, releases: tuple[Release, ...]) -> dict[str, float]:
     """What the rows of the worst-off client compose to, where the guarantee is a budget: no guarantee themselves."""
-    if not adapts(config):
+    if not planning.adapts_noise(config):
         return {}
-    ledger = Ledger(releases)
+    ledger, allowed = Ledger(releases), planning.local_budgets(config)
     relations: tuple[Relation, ...] = ("attribute", "record")
-    return {
-        relation: gaussian_epsilon(
-            max((ledger.odometer(client, relation) for client in ledger.clients), default=0.0), config.delta
-        )
-        for relation in relations
-        if ledger.clients
-    }
+    found: dict[str, float] = {}
+    for relation in relations:
+        mu = max((ledger.odometer(client, relation) for client in ledger.clients), default=0.0)
+        # a client's filter stops it at its budget, whatever the server assumes for replies that were lost
+        found[relation] = gaussian_epsilon(min(mu, allowed.get(relation, math.inf)), config.delta)
+    return found
 
 
 def _unproven(config: FedSVAConfig, relation: Relation) -> Guarantee:
