@@ -39,17 +39,17 @@ def runs(omniglot: Path, cifar: Path) -> list[Run]:
     """Every run, on these files."""
     drawers = (
         f"dataset='npz' data-path='{omniglot}' data-schema='{HERE / 'schemas' / 'omniglot.schema.toml'}' "
-        "target='alphabet' partition='natural' num-clients=160 model='cnn' num-server-rounds=3"
+        "target='alphabet' partition='natural' num-clients=160 model='cnn' num-server-rounds=8"
     )
-    images = f"dataset='image-folder' data-path='{cifar}' num-clients=20 model='cnn' num-server-rounds=3"
+    images = f"dataset='image-folder' data-path='{cifar}' num-clients=20 model='cnn' num-server-rounds=8"
     # a gradient of 6 to 8 million numbers for every record: few clients a round where each is clipped
-    plain = "privacy='none' fraction-train=0.1 learning-rate=0.1"
+    plain = "privacy='none' fraction-train=0.25 learning-rate=0.2"
     private = "calibration='uniform' epsilon=8.0 delta=1e-3 seed=0 learning-rate=0.1"
     return [
         Run("Omniglot, 160 drawers, no privacy", f"{drawers} {plain}"),
-        Run("Omniglot, 160 drawers, `uniform`", f"{drawers} {private} fraction-train=0.025"),
+        Run("Omniglot, 160 drawers, `uniform`", f"{drawers} {private} fraction-train=0.05"),
         Run(f"CIFAR-10, {IMAGES} images, no privacy", f"{images} {plain}"),
-        Run(f"CIFAR-10, {IMAGES} images, `uniform`", f"{images} {private} fraction-train=0.05"),
+        Run(f"CIFAR-10, {IMAGES} images, `uniform`", f"{images} {private} fraction-train=0.2"),
     ]
 
 
@@ -116,10 +116,10 @@ def main() -> None:
             )
     head = (
         "## Natural clients and one's own images\n\n"
-        "`python benchmarks/natural_clients.py`. The convolutional network of LEAF's FEMNIST task, 3 rounds, by "
+        "`python benchmarks/natural_clients.py`. The convolutional network of LEAF's FEMNIST task, 8 rounds, by "
         "`fedveil run` and Ray. Clients of Omniglot are its 160 drawers, with 10 to 45 training images each; CIFAR-10 "
-        "is read from a folder of JPEG files and dealt to 20 clients. A round asks a tenth of the clients, and 4 "
-        "drawers or one client where gradients are clipped record by record. So few rounds and records show that the "
+        "is read from a folder of JPEG files and dealt to 20 clients. A round asks a quarter of the clients, 8 "
+        "drawers or 4 clients where gradients are clipped record by record. So few rounds and records show that the "
         "path works, not what it can reach."
     )
     header = ["run", "accuracy", "epsilon attribute", "epsilon record", "s"]
