@@ -34,8 +34,8 @@ class Data:
     """One data set and the settings that all its runs share.
 
     The step sizes were chosen on records that no run here reads, one for each kind of release and budget: for the
-    digits on other digits of MNIST, for fair on the tables `hi` and `nlswork` (both by a plain second implementation), for
-    cps1988 on another split of the same table (seed 100).
+    digits on other digits of MNIST, for fair on the tables `hi` and `nlswork` (both by a plain second
+    implementation), for cps1988 on another split of the same table (seed 100).
 
     Attributes
     ----------
