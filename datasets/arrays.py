@@ -27,6 +27,7 @@ __all__ = ["ArrayDescription", "read_array_description"]
 _ROLES = ("features", "target", "client")
 _BOUNDS = ("low", "high", "baseline")
 _LAYOUTS = ("channels-first", "channels-last")
+_MOST_CLASSES = 1_000_000  # a slip of the finger must not fill the memory
 _KEYS = (*_ROLES, "layout", *_BOUNDS, "classes")
 _KNOWN = {"uint8": (0.0, 255.0, 0.0), "bool": (0.0, 1.0, 0.0)}  # the range of types that have one
 
@@ -83,13 +84,13 @@ class ArrayDescription:
                 f" there, for example:\n\n{_example(target)}"
             )
         values = self.classes[target]
-        if type(values) is int and values >= 2:
+        if type(values) is int and 2 <= values <= _MOST_CLASSES:
             return Choice(range(values))
         is_list = isinstance(values, list) and all(type(value) in (str, int, float) for value in values)
         if not is_list or len(values) < 2 or len({str(value) for value in values}) < len(values):
             raise ValueError(
-                f"{self.path} needs as classes of {target!r} a number, 2 or more, or a list of two or more different"
-                ' values, as in ["no", "yes"].'
+                f"{self.path} needs as classes of {target!r} a number from 2 to {_MOST_CLASSES}, or a list of two or more"
+                ' different values, as in ["no", "yes"].'
             )
         return Choice(values)
 

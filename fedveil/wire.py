@@ -103,7 +103,8 @@ def to_fixed(values: NDArray[np.float64]) -> NDArray[np.int64]:
     ValueError
         If a value is not finite or does not fit (magnitude 2^30 or more): the training diverged.
     """
-    scaled = np.rint(np.asarray(values, dtype=np.float64) * 2.0**_FRACTION_BITS)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused in words
+        scaled = np.rint(np.asarray(values, dtype=np.float64) * 2.0**_FRACTION_BITS)
     if not np.all(np.abs(scaled) < _LIMIT):  # also false for NaN
         raise ValueError(
             "an update is not finite or has an entry beyond 2^30 in magnitude: training diverged; "

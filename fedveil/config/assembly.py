@@ -193,7 +193,10 @@ def _load_dataset(setting: Mapping[str, Any], options: Mapping[str, Any]) -> Dat
     except (ValueError, OSError, ModuleNotFoundError):
         raise
     except Exception as error:  # a plugin may fail in any way; it is named, and nothing goes on
-        raise ConfigError(f"{plugin} failed ({type(error).__name__}: {error}): correct it.") from error
+        # not its text, which may quote a record and would travel to the server
+        raise ConfigError(
+            f"{plugin} failed ({type(error).__name__}): correct it; `fedveil run --verbose` shows where."
+        ) from error
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"{plugin} must return a fedveil.datasets.schema.Dataset, and returned {type(dataset).__name__}."

@@ -174,7 +174,7 @@ class FedSVAConfig(BaseModel):
         1e-5, "total of a client over the run", "Failure probability of the guarantee.", gt=0, lt=1
     )
     clip_norm: float = _setting(
-        1.0, "L2 norm", "Clip of a record's gradient (C); of a client's update (central).", ge=1e-30, le=1e30
+        1.0, "L2 norm", "Clip of a record's gradient (C); of a client's update (central).", ge=1e-29, le=1e29
     )
     attribute_clip_rule: Literal["contribution", "fixed", "quantile"] = _setting(
         "contribution", "", "How C_p, the clip of what private attributes add to a gradient, is chosen."
@@ -183,8 +183,8 @@ class FedSVAConfig(BaseModel):
         0.2,
         "L2 norm",
         "C_p of rule fixed, and of the other rules before anything is known.",
-        ge=1e-30,
-        le=1e30,
+        ge=1e-29,
+        le=1e29,
     )
     contribution_scale: float = _setting(
         1.0,

@@ -221,7 +221,8 @@ def test_a_feature_that_is_no_number_is_named_by_its_row(write: Write, value: fl
 
 BAD_SCHEMAS = [
     ("classes = 3\n", "needs the classes by array"),
-    ("[classes]\ny = 1\n", "needs as classes of 'y' a number, 2 or more"),
+    ("[classes]\ny = 1\n", "needs as classes of 'y' a number from 2 to 1000000"),
+    ("[classes]\ny = 1000000000000\n", "needs as classes of 'y' a number from 2 to 1000000"),
     ("[classes]\ny = [1, 1]\n", "two or more different values"),
     ("[classes]\ny = true\n", "needs as classes of 'y'"),
     ("lows = 3\n" + SCHEMA, "unknown key 'lows'; nearest: 'low'"),
