@@ -89,8 +89,8 @@ class ArrayDescription:
         is_list = isinstance(values, list) and all(type(value) in (str, int, float) for value in values)
         if not is_list or len(values) < 2 or len({str(value) for value in values}) < len(values):
             raise ValueError(
-                f"{self.path} needs as classes of {target!r} a number from 2 to {_MOST_CLASSES}, or a list of two or more"
-                ' different values, as in ["no", "yes"].'
+                f"{self.path} needs as classes of {target!r} a number from 2 to {_MOST_CLASSES}, or a list of two or"
+                ' more different values, as in ["no", "yes"].'
             )
         return Choice(values)
 
