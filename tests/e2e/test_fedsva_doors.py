@@ -127,7 +127,9 @@ def _table(folder: Path) -> dict[str, object]:
 def test_a_run_killed_under_flower_resumes_and_ends_byte_equal(
     launch: Callable, settings_file: Path, tmp_path: Path
 ):
-    many = {**SETTINGS, **_table(tmp_path), "num-server-rounds": 60}
+    # enough budget for clients of 20 records to release their contribution before and after the kill
+    release = {"epsilon": 20.0, "contribution-share": 0.5, "contribution-round": 2}
+    many = {**SETTINGS, **_table(tmp_path), **release, "num-server-rounds": 60}
     settings_file.write_text(tomli_w.dumps(many))
     root = tmp_path / "runs"
     run = launch("fedsva", "-c", settings_file, "--output-dir", root, "--client-resources-num-cpus", "1")
