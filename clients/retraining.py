@@ -8,12 +8,14 @@ from these utilities is data-dependent and stays on the client.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
 
 from fedveil.clients.coalitions import (
     Arrays,
@@ -137,6 +139,8 @@ def retrain(
     module, loss = learner.module, learner.loss
     scores_of = vmap(lambda values, records: functional_call(module, values, (records,)))
     losses_of = vmap(lambda score, label: loss(score[None], label[None]))
+    if loss is cross_entropy:  # the same numbers without vmap, whose overhead counts where models are few
+        losses_of = partial(cross_entropy, reduction="none")
     models = {
         name: torch.tensor(np.stack([value] * len(chosen)), dtype=torch.float32, requires_grad=True)
         for name, value in arrays.items()
@@ -145,16 +149,20 @@ def retrain(
     weights = groups.weights(chosen, len(labels))
     rows = _rows(module, arrays, features, len(chosen))
     parts = [slice(start, start + rows) for start in range(0, len(labels), rows)]
-    views = [groups.views(features[part], chosen) for part in parts]
+    batches = [
+        (groups.views(features[part], chosen), weights[:, part].flatten(), labels[part].repeat(len(chosen)))
+        for part in parts
+    ]
+    everybody = bool((weights > 0).all())
     for _ in range(steps):
         gradients: tuple[Tensor, ...] = ()
-        for part, view in zip(parts, views, strict=True):
-            weight = weights[:, part].flatten()
-            # A record outside a coalition must not break its model, whatever its loss: 0 times infinity is not 0.
-            scores = torch.where(weight[:, None] > 0, scores_of(models, view).flatten(0, 1), 0.0)
-            losses = losses_of(scores, labels[part].repeat(len(chosen)))
+        for view, weight, truth in batches:
+            scores = scores_of(models, view).flatten(0, 1)
+            if not everybody:
+                # A record outside a coalition must not break its model, whatever its loss: 0 times infinity is not 0.
+                scores = torch.where(weight[:, None] > 0, scores, 0.0)
             # One sum over all models: its gradient at a model's parameters is that of the model's own loss.
-            total = (weight * losses).sum()
+            total = weight @ losses_of(scores, truth)
             added = torch.autograd.grad(total, list(models.values()))
             gradients = tuple(map(torch.add, gradients, added)) if gradients else added
         # The gradient comes first: the sum takes its memory layout, transposed for dense layers, which halves the time.
