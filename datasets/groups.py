@@ -1,4 +1,4 @@
-"""Groups, the players of a Shapley value: a partition of the attributes, or of the records (THEORY section 1.1).
+"""Groups, the players of a Shapley value: a partition of the attributes, or of the records.
 
 A configuration writes them on one line, items separated by semicolons::
 

@@ -9,8 +9,9 @@ from io import BytesIO
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.datasets.images import image_schema
 from fedveil.datasets.request import DataRequest
-from fedveil.datasets.schema import Dataset, Records, Schema
+from fedveil.datasets.schema import Dataset, Records
 from fedveil.datasets.split import split_rows
 
 __all__ = ["load", "load_mnist_5k"]
@@ -49,15 +50,7 @@ def load_mnist_5k(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
         If the fraction or the seed is out of range.
     """
     pixels, labels = _digits()
-    schema = Schema(
-        names=tuple(f"r{row}c{column}" for row in range(_SIDE) for column in range(_SIDE)),
-        shape=(1, _SIDE, _SIDE),
-        low=np.zeros(_SIDE**2, dtype=np.float32),
-        high=np.full(_SIDE**2, 255, dtype=np.float32),
-        baseline=np.zeros(_SIDE**2, dtype=np.float32),
-        target="digit",
-        classes=tuple(str(digit) for digit in range(10)),
-    )
+    schema = image_schema((1, _SIDE, _SIDE), "digit", tuple(map(str, range(10))), high=255)
     records = Records(schema.scale(pixels), labels)
     train, test = split_rows(_COUNT, test_fraction, seed, strata=labels)
     return Dataset(
