@@ -32,6 +32,7 @@ _TICK = 0.2
 _REFUSAL_LINES = 12
 _QUIET_SECONDS = 15.0  # a log this quiet is a reason to ask for the status
 _LOST_SECONDS = 10.0  # Flower itself notices after a minute that a simulation process died
+_PLACE = "fedveil | run folder: "  # how an app names its run's folder, in its last line
 _START_SECONDS = 180.0  # the longest a run may wait to be started
 
 
@@ -133,6 +134,7 @@ def _follow(superlink: SuperLink, log: subprocess.Popen[str], watch: LogWatch) -
     lines = _lines_of(log)
     colours, is_open = sys.stdout.isatty(), True
     last_lines: deque[str] = deque(maxlen=_REFUSAL_LINES)
+    place, has_ended = "", False  # the line that names the run's folder
     begun = heard = time.monotonic()
     while True:
         try:
@@ -143,12 +145,12 @@ def _follow(superlink: SuperLink, log: subprocess.Popen[str], watch: LogWatch) -
             raise SuperLinkFailed(f"its SuperLink ended before the run did: {superlink.last_words()}")
         if line:
             watch.read(line)
-            shown = line if colours else without_colours(line)
-            if (
-                without_colours(line).strip() != "INFO :"
-            ):  # Flower's empty line: an app's last line is to be the last
-                print(shown, end="", flush=True)
-            last_lines.append(without_colours(line))
+            plain = without_colours(line)
+            if plain.strip() != "INFO :":  # Flower's empty line: an app's last line is to be the last
+                print(line if colours else plain, end="", flush=True)
+                last_lines.append(plain)
+            if _PLACE in plain:
+                place = plain
             heard = time.monotonic()
             continue
         is_open = is_open and line is not None
@@ -157,6 +159,11 @@ def _follow(superlink: SuperLink, log: subprocess.Popen[str], watch: LogWatch) -
             continue
         status, heard = superlink.run_status(), time.monotonic()
         if status is not None and status.is_final:
+            if is_open and status.status == "finished:completed" and not has_ended:
+                has_ended = True
+                continue  # the stream of the log lags behind the run: until it closes, or is quiet again
+            if place and last_lines[-1] != place:
+                print(place, end="", flush=True)  # Flower or Ray had more to say
             return status
         if lost:
             raise RunFailed("its simulation process died, perhaps killed for its memory")
