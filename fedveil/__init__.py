@@ -2,4 +2,6 @@
 
 __all__ = ["__version__"]
 
-__version__ = "0.1.0"  # pyproject.toml reads it here: server and nodes compare it, and looking for metadata can fail
+__version__ = (
+    "0.1.0"  # pyproject.toml reads it here: server and nodes compare it, and looking for metadata can fail
+)
