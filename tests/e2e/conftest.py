@@ -9,6 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +68,11 @@ class Launch:
 
     def at_work(self) -> bool:
         """Whether Ray's workers are there, so that the run is in its first round."""
-        return any(process.name().startswith("ray::ClientApp") for process in self.processes())
+        for process in self.processes():
+            with suppress(psutil.Error):  # it may have ended since it was found
+                if process.name().startswith("ray::ClientApp"):
+                    return True
+        return False
 
     def nothing_left(self) -> bool:
         """Whether no process and no file of the run is left."""
