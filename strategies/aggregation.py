@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.privacy import Release
-from fedveil.strategies.replies import TrainReply
+from fedveil.privacy import Release, gradient_rows
+from fedveil.strategies.replies import BadReply, TrainReply
 from fedveil.streams import Streams
 
-__all__ = ["CentralMechanism", "central_update", "weighted_mean"]
+__all__ = ["CentralMechanism", "central_update", "total_weight", "weighted_mean"]
 
 Update = dict[str, NDArray[np.float64]]
 
@@ -45,6 +45,33 @@ def weighted_mean(replies: Sequence[TrainReply], total: float) -> Update:
             )
         mean[name] = wire.from_fixed(np.sum(parts, axis=0, dtype=np.int64)) / total
     return mean
+
+
+def total_weight(replies: Sequence[TrainReply], weigh: Callable[[Sequence[float]], float] | None) -> float:
+    """Sum of the weights that the clients of these replies gave their updates.
+
+    Parameters
+    ----------
+    replies : sequence of TrainReply
+        Checked replies.
+    weigh : callable or None
+        ``weigh(sigmas)`` of a client's steps, from the same ledger rows as on the client; None: n_i.
+
+    Raises
+    ------
+    BadReply
+        If the noise of a row leaves its client no weight.
+    """
+    if weigh is None:
+        return sum(reply.num_examples for reply in replies)
+    rows: dict[int, list[Release]] = {}
+    for reply in replies:
+        for row in reply.releases:
+            rows.setdefault(row.client, []).append(row)
+    try:
+        return math.fsum(weigh([row.sigma for row in gradient_rows(own)]) for own in rows.values())
+    except ValueError as error:
+        raise BadReply(str(error)) from error
 
 
 @dataclass(frozen=True)

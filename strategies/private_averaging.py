@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -14,17 +13,19 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.privacy import NOTHING, Known, Plan, Release, gradient_rows
-from fedveil.strategies.aggregation import CentralMechanism, central_update, weighted_mean
+from fedveil.privacy import Plan
+from fedveil.strategies.agenda import Agenda
+from fedveil.strategies.aggregation import CentralMechanism, central_update, total_weight, weighted_mean
 from fedveil.strategies.fleet import Fleet, is_reply_to
 from fedveil.strategies.knowledge import Knowledge
-from fedveil.strategies.reasons import one_line
-from fedveil.strategies.replies import BadReply, Expected, Row, TrainReply, check_reply
+from fedveil.strategies.outcome import RoundOutcome
+from fedveil.strategies.reasons import one_line, ranges
+from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
 from fedveil.strategies.sampling import sample_fixed, sample_poisson
 from fedveil.strategies.server_optimizer import ServerOptimizer
 from fedveil.streams import Streams
 
-__all__ = ["NoGoodReplies", "PrivateAveraging", "RoundOutcome"]
+__all__ = ["NoGoodReplies", "PrivateAveraging", "to_record"]
 
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -32,38 +33,6 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 class NoGoodReplies(RuntimeError):
     """A round in which no node answered well; the message has every node's reason."""
-
-
-@dataclass(frozen=True)
-class RoundOutcome:
-    """What one round did, for progress, metrics and checkpoints.
-
-    Attributes
-    ----------
-    releases : tuple of Release
-        The ledger rows that arrived in this round.
-    assumed : tuple of Release
-        Rows of clients whose reply is missing or bad: their release may have left them, so it counts as spent.
-    num_clients : int or None
-        Clients that took part; None where the guarantee rests on nobody knowing how many were sampled.
-    out_of_budget : tuple of int
-        Clients known to have stopped, in this round or before.
-    failures : tuple of str
-        One sentence for every reply that was missing or refused.
-    contributions : tuple of int
-        Clients that have released their contribution in this round.
-    """
-
-    server_round: int
-    arrays: Mapping[str, NDArray[np.float32]]
-    evaluation: Mapping[str, float]
-    seconds: float
-    releases: tuple[Release, ...] = ()
-    assumed: tuple[Release, ...] = ()
-    num_clients: int | None = 0
-    out_of_budget: tuple[int, ...] = ()
-    failures: tuple[str, ...] = ()
-    contributions: tuple[int, ...] = ()
 
 
 @dataclass
@@ -124,8 +93,7 @@ class PrivateAveraging(Strategy):
     _asked: list[Message] = field(default_factory=list, init=False)
     _replies: list[TrainReply] = field(default_factory=list, init=False)
     _failures: dict[int, str] = field(default_factory=dict, init=False)
-    _known: dict[int, Known] = field(default_factory=dict, init=False)
-    _measuring: frozenset[int] = field(default=frozenset(), init=False)
+    _agenda: Agenda = field(init=False)
     _new: tuple[int, ...] = field(default=(), init=False)
 
     @property
@@ -202,18 +170,13 @@ class PrivateAveraging(Strategy):
         stream = self.streams.stream("client-sampling", round=server_round)
         sample = sample_poisson if self.central else sample_fixed
         sampled = sample(self._active(), self.fraction_train, stream)
-        if self.knowledge is not None:
-            self._known = self.knowledge.known(sampled)
-            self._measuring = frozenset(self.knowledge.due(server_round, sampled))
+        self._agenda = Agenda.of(
+            server_round, sampled, steps=self.local_steps, plans=self.plans, knowledge=self.knowledge
+        )
         self._asked = []
         for node, clients in self.fleet.by_node(sampled).items():
             values = dict(config) | {wire.ROUND: server_round, wire.RUN: self.run, wire.REPLY: self.mode}
-            if self.knowledge is not None:
-                values[wire.KNOWN] = wire.encode_known(
-                    {client: known for client in clients if (known := self._known[client]) != NOTHING}
-                )
-                values[wire.MEASURE] = [client for client in clients if client in self._measuring]
-            request = ConfigRecord({**values, wire.CLIENTS: clients})
+            request = ConfigRecord({**values, **self._agenda.told(clients), wire.CLIENTS: clients})
             content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: request})
             self._asked.append(
                 Message(content, dst_node_id=node, message_type=wire.TRAIN, group_id=str(server_round))
@@ -241,14 +204,12 @@ class PrivateAveraging(Strategy):
         self._new = ()
         if self.knowledge is not None:
             self._new = tuple(self.knowledge.take(server_round, self._replies, self.fleet.examples))
-        total = sum(reply.num_examples for reply in self._replies)
         metrics = MetricRecord({"replies": len(self._replies), "failures": len(self._failures)})
         if self.central:
             shapes = {name: array.shape for name, array in self._arrays.items()}
             update = central_update(self._replies, shapes, self.central, self.streams, server_round)
-        elif total:
-            counted = [reply for reply in self._replies if reply.num_examples]
-            update = weighted_mean(counted, total if self.weigh is None else self._total_weight(counted))
+        elif counted := [reply for reply in self._replies if reply.num_examples]:
+            update = weighted_mean(counted, total_weight(counted, self.weigh))
         else:
             self.say(f"round {server_round}: every sampled client has spent its budget; the model stays")
             return None, metrics
@@ -288,8 +249,8 @@ class PrivateAveraging(Strategy):
                 mode=self.mode,
                 round=server_round,
                 code=self.code,
-                rows={client: self._owed(server_round, client) for client in clients},
-                released={client: self._to_release(client) for client in clients},
+                rows={client: self._agenda.owed_rows(client) for client in clients},
+                released={client: self._agenda.owed_values(client) for client in clients},
             )
             # by request, not by sender: the error reply for a dead node does not name it
             answers = [reply for reply in replies if is_reply_to(reply, request)]
@@ -297,47 +258,16 @@ class PrivateAveraging(Strategy):
                 if not answers:
                     raise BadReply("none came in time")
                 reply = check_reply(answers[0], expected)
-                self._total_weight([reply])  # noise that leaves no weight is the reply's fault, not the run's
+                total_weight(
+                    [reply], self.weigh
+                )  # noise that leaves no weight is the reply's fault, not the run's
                 good.append(reply)
             except BadReply as error:
-                failures[node] = f"the reply for clients {_ranges(clients)}: {one_line(str(error))}"
+                failures[node] = f"the reply for clients {ranges(clients)}: {one_line(str(error))}"
                 if self._hides_sample:
                     # a reason can tell who was sampled, and the guarantee rests on nobody knowing
                     failures[node] = "a reply, for a reason that the nodes' own logs tell"
         return good, failures
-
-    def _rows(self, server_round: int, client: int) -> tuple[Release, ...]:
-        """The ledger rows that a client's round costs, as far as the server may know them."""
-        plan = self.plans[client]
-        if plan is None or plan.is_data_dependent:
-            return ()
-        known, measure = self._known.get(client, NOTHING), client in self._measuring
-        return plan.rows(client, server_round, self.local_steps, known, measure=measure)
-
-    def _owed(self, server_round: int, client: int) -> frozenset[Row]:
-        return frozenset((row.name, row.step, row.relation) for row in self._rows(server_round, client))
-
-    def _to_release(self, client: int) -> dict[str, int]:
-        """Names and lengths of what a client releases beside its update in this round."""
-        plan = self.plans[client]
-        sizes = {}
-        if plan is not None and plan.contribution is not None and client in self._measuring:
-            sizes["contribution"] = plan.contribution.size
-        if plan is not None and plan.quantile is not None:
-            sizes["quantile"] = 1
-        return sizes
-
-    def _total_weight(self, replies: Sequence[TrainReply]) -> float:
-        """Sum of the weights that the clients gave their updates, from the same ledger rows."""
-        rows: dict[int, list[Release]] = {}
-        for reply in replies:
-            for row in reply.releases:
-                rows.setdefault(row.client, []).append(row)
-        weigh = self.weigh or (lambda sigmas: 1.0)
-        try:
-            return math.fsum(weigh([row.sigma for row in gradient_rows(own)]) for own in rows.values())
-        except ValueError as error:
-            raise BadReply(str(error)) from error
 
     def _outcome(
         self, server_round: int, arrays: ArrayRecord, evaluation: MetricRecord | None, seconds: float
@@ -345,7 +275,7 @@ class PrivateAveraging(Strategy):
         figures = {
             key: float(value) for key, value in (evaluation or {}).items() if not isinstance(value, list)
         }
-        outcome = RoundOutcome(
+        known = RoundOutcome(
             server_round=server_round,
             arrays={name: array.numpy() for name, array in arrays.items()},
             evaluation=figures,
@@ -353,26 +283,21 @@ class PrivateAveraging(Strategy):
             out_of_budget=self.out_of_budget,
         )
         if server_round == 0:
-            return outcome
+            return known
         lost = [
-            client
+            int(client)
             for request in self._asked
             if request.metadata.dst_node_id in self._failures
             for client in request.content.config_records[wire.CONFIG][wire.CLIENTS]  # type: ignore[union-attr]
         ]
-        assumed = tuple(row for client in lost for row in self._rows(server_round, int(client)))
         released = tuple(row for reply in self._replies for row in reply.releases)
         if self.central:
             released += (self.central.release(server_round),)
-        return RoundOutcome(
-            server_round=server_round,
-            arrays=outcome.arrays,
-            evaluation=figures,
-            seconds=seconds,
+        return replace(
+            known,
             releases=tuple(sorted(released, key=lambda row: (row.client, row.name, row.step, row.relation))),
-            assumed=assumed,
+            assumed=tuple(row for client in lost for row in self._agenda.rows(client)),
             num_clients=None if self._hides_sample else sum(len(reply.took_part) for reply in self._replies),
-            out_of_budget=self.out_of_budget,
             failures=tuple(self._failures.values()),
             contributions=self._new,
         )
@@ -382,14 +307,3 @@ def to_record(arrays: Mapping[str, NDArray[np.float32]]) -> ArrayRecord:
     """A model as an ArrayRecord, names and order kept."""
     # order="C" and not ascontiguousarray, which makes one-element vectors of scalars
     return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
-
-
-def _ranges(clients: Sequence[int]) -> str:
-    """Consecutive numbers as first-last: 0-4, 7."""
-    runs: list[list[int]] = []
-    for client in clients:
-        if runs and client == runs[-1][-1] + 1:
-            runs[-1].append(client)
-        else:
-            runs.append([client])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -17,7 +17,7 @@ from fedveil.privacy import (
     rounded_up,
     rows_under,
 )
-from fedveil.strategies.private_averaging import RoundOutcome
+from fedveil.strategies.outcome import RoundOutcome
 
 __all__ = ["Progress", "weakest_guarantee"]
 

@@ -21,8 +21,9 @@ from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.flower import is_simulation_grid
 from fedveil.models import evaluate, initial_arrays, refuse_record_coupling
 from fedveil.plugins import find, resolve
-from fedveil.privacy import Plan, Release, rounded_up
+from fedveil.privacy import Release, rounded_up
 from fedveil.strategies import (
+    Agenda,
     Fleet,
     Knowledge,
     Progress,
@@ -269,7 +270,10 @@ def build_strategy(
         if not streams.is_seeded and checkpoint.round < config.num_server_rounds:
             # with fresh noise, what clients sent in the interrupted round was another release than the one to come
             going_on = [client for client in fleet.clients if client not in checkpoint.extra["out-of-budget"]]
-            record.assumed += interrupted_round(config, plans, knowledge, going_on, checkpoint.round + 1)
+            interrupted = Agenda.of(
+                checkpoint.round + 1, going_on, steps=config.local_steps, plans=plans, knowledge=knowledge
+            )
+            record.assumed += tuple(row for client in going_on for row in interrupted.rows(client))
             # now: the next attempt may die too
             folder.save_checkpoint(replace(checkpoint, assumed=record.assumed))
         progress.restore(record.releases + record.assumed)
@@ -315,23 +319,6 @@ def build_strategy(
         "say": say,
     }
     return make_strategy(config, parts), record, knowledge
-
-
-def interrupted_round(
-    config: FedSVAConfig,
-    plans: Mapping[int, Plan | None],
-    knowledge: Knowledge,
-    clients: list[int],
-    server_round: int,
-) -> tuple[Release, ...]:
-    """Ledger rows of all that these clients may have released in a round that was never finished."""
-    known, due = knowledge.known(clients), knowledge.due(server_round, clients)
-    return tuple(
-        row
-        for client in clients
-        if (plan := plans[client]) is not None and not plan.is_data_dependent
-        for row in plan.rows(client, server_round, config.local_steps, known[client], measure=client in due)
-    )
 
 
 def make_strategy(config: FedSVAConfig, parts: dict[str, Any]) -> Strategy:
