@@ -69,9 +69,9 @@ def convergence_bound(
     """Bound the mean squared gradient norm of T rounds, one noised step a round.
 
     Every client takes part in every round. Nothing here reads private data as long as the arguments are
-    public: f* >= 0 for cross-entropy, so f_0, which is ln(classes) for a model that starts at 0, bounds the
-    gap. The clipping bias is a function of the records and is known beforehand only where it is 0: where no
-    gradient is longer than the clipping norm.
+    public: f* >= 0 for cross-entropy, so f_0 bounds the gap: ln(classes) for a model that starts at 0, more
+    for one that does not. The clipping bias is a function of the records and is known beforehand only where
+    it is 0: where no gradient is longer than the clipping norm.
 
     Parameters
     ----------

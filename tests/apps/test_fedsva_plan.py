@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import cli
+from fedveil.config import FedSVAConfig, assembly
+from fedveil.models import initial_arrays
 from fedveil.privacy import compose_mu, gaussian_epsilon, gaussian_mu
 
 
@@ -44,8 +48,34 @@ def test_the_bound_is_stated_where_its_conditions_hold_and_else_says_why_not():
     few = "num-server-rounds=10 attribute-clip-rule='fixed'"
     assert "the bound holds for steps up to 1/L = 0.00255" in plan(few).stdout
     stated = plan(f"{few} learning-rate=0.001").stdout
-    assert f"= {2 * math.log(10) / 0.001 / 10:.4g} (way to go)" in stated
+    # the way to go is 2 (f_0 - f*)/(eta T), f_0 the largest loss that a record can have where training starts
+    (way,) = re.findall(r"= ([\d.]+) \(way to go\)", stated)
+    gap = float(way) * 0.001 * 10 / 2
+    assert math.log(10) < gap
+    config = FedSVAConfig.from_run_config({})
+    module = assembly.learner(config, assembly.load_problem(config).dataset).module
+    weights, biases = initial_arrays(module, assembly.public_streams(config).stream("initial-model")).values()
+    reached = 0.0
+    for k in range(10):
+        for y in range(10):
+            record = (weights[k] > weights[y]).astype(float)  # the record that is most k and least y
+            scores = weights.astype(float) @ record + biases
+            reached = max(reached, float(np.logaddexp.reduce(scores) - scores[y]))
+    assert reached <= gap * (1 + 1e-3)
     assert "no bound is stated" in plan(f"{few} model='mlp'").stdout
+
+
+def test_the_noise_of_the_bound_is_the_most_that_a_release_can_lead_to():
+    few = "num-server-rounds=10 learning-rate=0.001 epsilon=4.0"
+    noise = {}
+    for rule in ("'contribution'", "'quantile'", "'fixed' attribute-clip-norm=1.0"):
+        (found,) = re.findall(r"\+ ([\d.e-]+) \(noise", plan(f"{few} attribute-clip-rule={rule}").stdout)
+        noise[rule] = float(found)
+    whole = noise["'fixed' attribute-clip-norm=1.0"]
+    # C_p = C in all three, and the steps have 90 and 95 % of the budget where something else is released
+    assert noise["'contribution'"] == pytest.approx(whole / 0.9, rel=1e-2)
+    assert noise["'quantile'"] == pytest.approx(whole / 0.95, rel=1e-2)
+    assert "no bound is stated" in plan(f"{few} aggregation-weights='noise-aware'").stdout
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from fedveil.config import FedSVAConfig, assembly, planning
+from fedveil.models import initial_arrays
+from fedveil.plugins import resolve
 from fedveil.privacy import (
+    CALIBRATIONS,
     LEAST_CONTRIBUTION,
     NOTHING,
     Known,
@@ -41,13 +46,14 @@ def plan(config: FedSVAConfig, say: Callable[[str], None]) -> None:
     problem = assembly.load_problem(config)
     learner = assembly.learner(config, problem.dataset)
     plans = planning.client_plans(config, problem.examples, problem.groups)
-    num_parameters = sum(value.numel() for value in learner.module.parameters() if value.requires_grad)
+    resolve("strategy", config.strategy)
+    start = initial_arrays(learner.module, assembly.public_streams(config).stream("initial-model"))
     announce(config, problem, seeded=config.seed is not None, say=say)
-    say(f"model {config.model}: {num_parameters} parameters")
+    say(f"model {config.model}: {sum(value.size for value in start.values())} parameters")
     if config.privacy != "local":
         return
     _print_table(config, plans)
-    _say_bound(config, problem, plans, num_parameters, say)
+    _say_bound(config, problem, plans, start, say)
 
 
 def _print_table(config: FedSVAConfig, plans: dict[int, NoisePlan | None]) -> None:
@@ -120,32 +126,36 @@ def _say_bound(
     config: FedSVAConfig,
     problem: assembly.Problem,
     plans: dict[int, NoisePlan | None],
-    num_parameters: int,
+    start: dict[str, NDArray[np.float32]],
     say: Callable[[str], None],
 ) -> None:
     """The convergence bound, where its conditions hold; else which one does not."""
     plain = config.server_optimizer == "plain" and config.local_steps == 1 and config.fraction_train == 1
-    if config.model != "softmax" or not plain:
+    known_noise = config.calibration in CALIBRATIONS and config.mu_release is None
+    fixed_weights = config.aggregation_weights == "records" or not planning.adapts_noise(config)
+    if not (config.model == "softmax" and plain and known_noise and fixed_weights):
         say(
             "convergence: no bound is stated; it needs a known smoothness (model softmax), one local step, all clients "
-            "in each round and the plain server optimiser"
+            "in each round, the plain server optimiser, a built-in calibration without mu-release, and weights that do "
+            "not follow released noise"
         )
         return
     schema = problem.dataset.schema
     smoothness = softmax_smoothness(schema.num_features)
-    steps = [plan.mechanism(NOTHING) for plan in plans.values() if plan is not None]
+    sigmas = [_most_noise(config, plan) for plan in plans.values() if plan is not None]
     weigh = assembly.weigh(config)
-    raw = [step.num_records if weigh is None else weigh([step.sigma]) for step in steps]
+    records = [plan.num_records for plan in plans.values() if plan is not None]
+    raw = records if weigh is None else [weigh([sigma]) for sigma in sigmas]
     step_size = config.learning_rate * config.server_learning_rate
     try:
         bound = convergence_bound(
-            initial_gap=math.log(schema.num_classes),
+            initial_gap=_largest_loss(*start.values()),
             step_size=step_size,
             num_rounds=config.num_server_rounds,
             smoothness=smoothness,
-            num_parameters=num_parameters,
+            num_parameters=sum(value.size for value in start.values()),
             weights=[value / math.fsum(raw) for value in raw],
-            sigmas=[step.sigma for step in steps],
+            sigmas=sigmas,
             squared_bias=0.0,
         )
     except StepTooLarge:
@@ -157,6 +167,28 @@ def _say_bound(
         return
     say(
         f"convergence: the mean over rounds of E|grad f|^2 is at most {bound.total:.4g} = {bound.optimization:.4g} "
-        f"(way to go) + {bound.noise:.4g} (noise before anything is known of R), and the squared clipping bias on top; "
-        f"L = {smoothness:g}"
+        f"(way to go) + {bound.noise:.4g} (noise, whatever R or C_p turn out to be), and the squared clipping bias on "
+        f"top; L = {smoothness:g}"
+    )
+
+
+def _most_noise(config: FedSVAConfig, plan: NoisePlan) -> float:
+    """Noise of a step at the R or C_p for which a built-in calibration gives the most: R = 1, or C_p = C."""
+    states = [NOTHING]
+    if config.measures_contribution:
+        states.append(Known(contribution=1.0))
+    if config.clip_rule == "quantile":
+        states.append(Known(attribute_clip_norm=config.clip_norm))
+    return max(plan.mechanism(known).sigma for known in states)
+
+
+def _largest_loss(weights: NDArray[np.float32], biases: NDArray[np.float32]) -> float:
+    """The largest cross-entropy that any record with features in [0, 1] can have: a bound on f_0 - f*, as f* >= 0.
+
+    For class y it is at most the logarithm of sum_k exp(the largest of s_k - s_y), a sum of positive parts.
+    """
+    rows, shifts = weights.astype(np.float64), biases.astype(np.float64)
+    return max(
+        float(np.logaddexp.reduce(np.maximum(rows - rows[y], 0).sum(axis=1) + shifts - shifts[y]))
+        for y in range(len(rows))
     )
