@@ -31,7 +31,7 @@ class Plan(Protocol):
 
     @property
     def num_records(self) -> int:
-        """N."""
+        """Number of records n of the client."""
 
     @property
     def sampling_rate(self) -> float:

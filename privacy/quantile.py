@@ -13,6 +13,7 @@ from fedveil.privacy.release import Relation, Release
 
 __all__ = ["LEAST_SHARE_OF_CLIP", "QuantileRelease", "next_attribute_clip_norm"]
 
+_ROUNDING = 2.0**-52  # two neighbours' shares, each a quotient of at most 1 rounded to 2^-54
 _RATE = 0.2  # step in ln C_p for a share that is off by 1; the value of the publication
 LEAST_SHARE_OF_CLIP = 0.01  # of C: a smaller C_p would clip away everything that the private attributes add
 
@@ -51,19 +52,25 @@ class QuantileRelease:
             At least 1.
         """
         n, rounds = whole("num_records", num_records, minimum=1), whole("num_rounds", num_rounds, minimum=1)
+        unit = cls(n, 1.0)
         margin = 1 + (rounds + 8) * 2.0**-51  # sums of squares, rounded, must not pass the budget
         mu = min(positive("mu", value) for value in mus.values()) / math.sqrt(rounds)
-        return cls(n, margin / (n * mu))
+        return cls(n, unit.sensitivity * margin / mu)
 
-    def releases(self, client: int, round: int) -> tuple[Release, ...]:
-        """Ledger rows of one round's release.
+    @property
+    def sensitivity(self) -> float:
+        """1/n, and what rounding a share in float64 can add.
 
         One record's norm lies at or below C_p or above it, whatever else is in the data, so that the share moves by at
         most 1/n when the record, or its private attributes, are replaced.
         """
+        return 1 / self.num_records + _ROUNDING
+
+    def releases(self, client: int, round: int) -> tuple[Release, ...]:
+        """Ledger rows of one round's release, one under each relation."""
         relations: tuple[Relation, ...] = ("attribute", "record")
         return tuple(
-            Release(client, round, -1, "quantile", relation, 1 / self.num_records, self.sigma)
+            Release(client, round, -1, "quantile", relation, self.sensitivity, self.sigma)
             for relation in relations
         )
 

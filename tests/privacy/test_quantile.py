@@ -1,6 +1,8 @@
 """The private quantile: its noise and cost, and how it moves C_p."""
 
 import math
+from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,10 +28,18 @@ def test_a_share_of_n_records_moves_by_one_over_n():
     rows = QuantileRelease(40, 0.1).releases(client=3, round=7)
     assert [(row.client, row.round, row.step, row.name) for row in rows] == [(3, 7, -1, "quantile")] * 2
     assert [(row.relation, row.sensitivity, row.sigma) for row in rows] == [
-        ("attribute", 1 / 40, 0.1),
-        ("record", 1 / 40, 0.1),
+        ("attribute", pytest.approx(1 / 40, rel=1e-12), 0.1),
+        ("record", pytest.approx(1 / 40, rel=1e-12), 0.1),
     ]
     assert {row.chosen for row in rows} == {"fixed"}
+
+
+def test_rounded_shares_of_neighbours_are_never_further_apart_than_the_sensitivity():
+    for n in (3, 7, 49, 1000, 99_991):
+        counts = np.arange(n + 1) / n
+        stated = QuantileRelease(n, 0.1).sensitivity
+        assert np.diff(counts).max() <= stated
+        assert max(Fraction(b) - Fraction(a) for a, b in pairwise(counts[:2000].tolist())) <= Fraction(stated)
 
 
 @given(
