@@ -2,7 +2,7 @@
 
 from fedveil.clients.cohort import Cohort, CohortResult
 from fedveil.clients.contribution import mask_utilities, split_validation
-from fedveil.clients.gradients import attribute_clipped_mean, attribute_mean_and_share, clipped_mean
+from fedveil.clients.gradients import attribute_mean_and_share, clipped_mean
 from fedveil.clients.meter import ContributionMeter, Measured
 from fedveil.clients.replies import handle_identify, handle_train, make_train_reply
 from fedveil.clients.retraining import retrain_utilities
@@ -16,7 +16,6 @@ __all__ = [
     "LocalStepFailed",
     "LocalUpdate",
     "Measured",
-    "attribute_clipped_mean",
     "attribute_mean_and_share",
     "clipped_mean",
     "handle_identify",

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveil.clients.record_gradients import Arrays, Rows, gradient_blocks, pieces
 from fedveil.models import Learner
 
-__all__ = ["Arrays", "attribute_clipped_mean", "attribute_mean_and_share", "clipped_mean", "private_radius"]
+__all__ = ["Arrays", "attribute_mean_and_share", "clipped_mean", "private_radius"]
 
 _UNIT = 2.0**-53  # unit roundoff of float64
 # clipping norms from here to its inverse leave products of float32 gradients inside float64
@@ -76,30 +76,6 @@ def clipped_mean(
             total[place].addmv_(piece.T, factors)
         start = stop
     return (total / denominator).numpy()
-
-
-def attribute_clipped_mean(
-    learner: Learner,
-    arrays: Arrays,
-    features: NDArray[np.float32],
-    labels: NDArray[np.int64],
-    baseline_features: NDArray[np.float32],
-    clip_norm: float,
-    attribute_clip_norm: float,
-    *,
-    denominator: float,
-) -> NDArray[np.float64]:
-    """The mean of :func:`attribute_mean_and_share` alone."""
-    return attribute_mean_and_share(
-        learner,
-        arrays,
-        features,
-        labels,
-        baseline_features,
-        clip_norm,
-        attribute_clip_norm,
-        denominator=denominator,
-    )[0]
 
 
 def attribute_mean_and_share(

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from fedveil.clients import ClientData, attribute_clipped_mean, clipped_mean, local_update
-from fedveil.clients.gradients import attribute_mean_and_share
+from fedveil.clients import ClientData, attribute_mean_and_share, clipped_mean, local_update
 from fedveil.clients.training import LocalStepFailed
 from fedveil.models import Learner, build_learner, initial_arrays
 from fedveil.privacy import StepMechanism
@@ -62,7 +61,7 @@ def test_a_noised_round_is_gradient_descent_on_noised_means() -> None:
     )
     size = sum(value.size for value in arrays.values())
     for _ in range(3):
-        mean = attribute_clipped_mean(
+        mean, _ = attribute_mean_and_share(
             learner, here, data.features, data.labels, data.baseline_features, 1.0, 0.2, denominator=12
         )
         step = 0.5 * (mean + 0.3 * noise.normal(size))
@@ -98,7 +97,7 @@ def test_the_noise_added_has_the_stated_sigma() -> None:
         ),
         (
             0.5,
-            attribute_clipped_mean(
+            attribute_mean_and_share(
                 learner,
                 arrays,
                 data.features.reshape(-1, 1, 28, 28),
@@ -107,7 +106,7 @@ def test_the_noise_added_has_the_stated_sigma() -> None:
                 2.0,
                 0.5,
                 denominator=5,
-            ),
+            )[0],
         ),
     ):
         mechanism = StepMechanism(5, 2.0, 0.7, attribute_clip_norm=attribute_clip_norm)
