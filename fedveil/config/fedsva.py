@@ -123,7 +123,10 @@ class FedSVAConfig(BaseModel):
         "What a client releases to make R usable: Shapley values, or all utilities; none: nothing is proven.",
     )
     contribution_round: OptionalInt = _setting(
-        None, "round", "First round in which clients release their contribution; empty: 5, or the last.", ge=1
+        None,
+        "round",
+        "First round in which clients release their contribution; empty: 5, or the last but one.",
+        ge=1,
     )
     contribution_share: float = _setting(
         0.1, "share of the budget mu^2", "What releasing the contribution may cost.", gt=0, lt=1
@@ -313,7 +316,9 @@ class FedSVAConfig(BaseModel):
     @property
     def first_release_round(self) -> int:
         """First round in which clients release their contribution."""
-        return min(5, self.num_server_rounds) if self.contribution_round is None else self.contribution_round
+        if self.contribution_round is not None:
+            return self.contribution_round
+        return max(1, min(5, self.num_server_rounds - 1))  # what is released in the last round is of no use
 
     @property
     def is_data_dependent(self) -> bool:

@@ -396,3 +396,28 @@ def test_the_notes_of_a_model_can_be_read_as_json(released: Any):
     text = (released.folder / "contributions.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail)["delta"] == DELTA
     assert not list(Path(released.folder).glob("*.tmp"))
+
+
+def test_sampled_values_are_told_with_the_error_that_sampling_can_have(fedsva: Callable[..., Any]):
+    """Thirteen groups and more are sampled; what their sampling did depends on the records, its bound does not."""
+    columns = "; ".join(f"g{row}={row}:{row + 1},0:8" for row in range(8))
+    inside = "; ".join(f"p{column}=3:5,{column}:{column + 1}" for column in range(2, 6))
+    outside = columns.replace("g3=3:4,0:8", "g3=3:4,0:2").replace("g4=4:5,0:8", "g4=4:5,0:2")
+    run = fedsva(
+        {
+            **{"dataset": "digits", "data-path": "", "target": "", "client-column": ""},
+            "private-attributes": "3:5,2:6",
+            "attribute-clip-rule": "contribution",
+            "groups": f"{outside}; {inside}",
+            "contribution-pairs": 16,
+            "contribution-share": 0.5,
+            "epsilon": 1000.0,
+            "num-clients": 2,
+            "num-server-rounds": 2,
+            "seed": 3,
+        }
+    )
+    (facts,) = {values["sampling-error-at-most"] for values in run.contributions["clients"].values()}
+    assert facts == 0.25
+    assert "the noise of its release, and at most 0.250 of sampled permutations" in run.output
+    assert len(run.contributions["groups"]) == 13

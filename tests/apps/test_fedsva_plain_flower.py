@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from fedveil import wire
 from fedveil.artifacts import NodeLedger
-from fedveil.config import FedSVAConfig, assembly
+from fedveil.config import ConfigError, FedSVAConfig, assembly
 from fedveil.models import build_learner, evaluate, initial_arrays
 from fedveil.privacy import gaussian_mu
 from fedveil.run import InProcessGrid, plan_run
@@ -129,3 +129,19 @@ def test_within_a_run_of_flower_s_a_node_accepts_one_name_for_it(small: dict[str
         assert refused.has_error()
         assert "works for run 'one'" in (refused.error.reason or "")
     assert not (tmp_path / "runs" / "two").exists()
+
+
+def test_a_strategy_that_does_not_tell_its_rounds_is_stopped_at_the_first(small: dict[str, Any]):
+    """Flower's own would train to the end, and nothing of it would be in the ledger."""
+    plan = plan_run("fedsva", engine="in-process", overrides=small)
+    config = FedSVAConfig.from_run_config(plan.config)
+    with plan.app.importable():
+        from fedsva_app.server_app import Record, require_told
+
+        record = Record(None)
+        with pytest.raises(
+            ConfigError, match="'private-averaging' of fedveil .* must call on_round after each"
+        ):
+            require_told(config, record)
+        record.metrics.append({"round": 0})
+        require_told(config, record)

@@ -158,7 +158,9 @@ def test_a_weak_delta_is_planned_without_a_warning_for_each_client(calibration: 
 
 def test_contributions_are_released_after_a_warm_up_that_ends_within_the_run():
     assert config().first_release_round == 5
-    assert config(num_server_rounds=3).first_release_round == 3
+    assert config(num_server_rounds=6).first_release_round == 5
+    assert config(num_server_rounds=5).first_release_round == 4  # its last round could not use it
+    assert config(num_server_rounds=1).first_release_round == 1
     assert config(num_server_rounds=3, contribution_round=2).first_release_round == 2
 
 

@@ -158,3 +158,15 @@ def test_a_utility_that_answers_wrongly_is_refused(answer, words):
 def test_numbers_of_players_and_pairs_outside_their_range_are_refused(num_players, pairs):
     with pytest.raises(ValueError, match=r"num_players|pairs"):
         draw_permutations(num_players, pairs, stream(0))
+
+
+def test_the_standard_error_is_never_above_one_over_the_root_of_the_pairs_for_utilities_of_a_share():
+    """A pair's value lies in [-1, 1]; the sample's own deviation can pass 1 by sqrt(pairs/(pairs - 1)) only."""
+    generator = np.random.default_rng(5)
+    for pairs in (2, 5, 40):
+        permutations = draw_permutations(13, pairs, Streams.seeded("test", pairs).stream("permutations"))
+        extreme = sampled_shapley(
+            lambda masks: generator.integers(0, 2, len(masks)).astype(float), permutations
+        )
+        assert extreme.standard_errors.max() <= 1 / math.sqrt(pairs - 1)
+        assert np.abs(extreme.values).max() <= 1

@@ -1,4 +1,4 @@
-"""Weights from the noise of updates: the server divides by what the clients multiplied with, and drops what has none."""
+"""Weights from the noise of updates: the server divides by what clients multiplied with, and drops what has none."""
 
 from __future__ import annotations
 

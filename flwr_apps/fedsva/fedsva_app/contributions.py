@@ -8,7 +8,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedveil.config import FedSVAConfig, assembly, planning
-from fedveil.privacy import NOTHING, Contribution, Known, NoisePlan, compose_mu, gaussian_epsilon, rounded_up
+from fedveil.privacy import (
+    MAX_EXACT,
+    NOTHING,
+    Contribution,
+    Known,
+    NoisePlan,
+    compose_mu,
+    gaussian_epsilon,
+    rounded_up,
+)
 from fedveil.strategies import Knowledge
 
 _FEW = 12  # clients that get a line each
@@ -82,6 +91,7 @@ def _of_client(
         "records": planning.num_validation(config, plan.num_records),
         "shapley": dict(zip(names, contribution.values, strict=True)),
         "deviation": contribution.deviation,
+        "sampling-error-at-most": _sampling_error(config, len(names)),
         "contribution": contribution.rate,
         "sigma": step.sigma,
         "planned-epsilon-reading": epsilons,
@@ -98,6 +108,15 @@ def _of_client(
     return facts
 
 
+def _sampling_error(config: FedSVAConfig, num_groups: int) -> float:
+    """Largest standard error of sampling permutations; 0 where Shapley values are exact.
+
+    The error itself depends on the records and is not released. A player's value in one antithetic pair lies between
+    -1 and 1, so that its mean over pairs has a standard error of at most 1/sqrt(pairs).
+    """
+    return 0.0 if num_groups <= MAX_EXACT else 1 / math.sqrt(config.contribution_pairs)
+
+
 def _coalition(names: Sequence[str], mask: int) -> str:
     """A coalition by its groups' names."""
     chosen = [name for index, name in enumerate(names) if mask >> index & 1]
@@ -111,8 +130,11 @@ def _line(facts: dict[str, Any], config: FedSVAConfig) -> str:
         shown = utilities if len(facts["shapley"]) <= _SHOWN else {k: utilities[k] for k in ("none", "all")}
         parts.append("utilities " + ", ".join(f"{name} {value:z.3f}" for name, value in shown.items()))
     values = ", ".join(f"{name} {value:z.3f}" for name, value in facts["shapley"].items())
+    error = facts["sampling-error-at-most"]
+    sampled = f", and at most {error:.3f} of sampled permutations" if error else ""
     parts.append(
-        f"phi {values} (each +- {facts['deviation']:.3f}, the noise of its release, on {facts['records']} records)"
+        f"phi {values} (each +- {facts['deviation']:.3f}, the noise of its release{sampled}, on {facts['records']} "
+        "records)"
     )
     parts.append(f"R {facts['contribution']:.3f}")
     if "attribute-clip-norm" in facts:

@@ -90,6 +90,8 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
     def evaluate_public(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if server_round > 0:
+            require_told(config, record)
         test = problem.dataset.test
         result = evaluate(
             model, {k: v.numpy() for k, v in arrays.items()}, test.features, test.labels, schema.shape
@@ -109,10 +111,7 @@ def main(grid: Grid, context: Context) -> None:
         train_config=ConfigRecord(),
         evaluate_fn=evaluate_public,
     )
-    if not record.metrics:
-        raise ConfigError(
-            f"{find('strategy', config.strategy)} has ended without a round: its start() must call on_round after each."
-        )
+    require_told(config, record)
     guarantees = state_guarantees(config, record.releases + record.assumed)
     read = readings(config, record.releases + record.assumed)
     folder.finish(
@@ -223,6 +222,21 @@ class Record:
         self.metrics.append(row)
         self.releases += outcome.releases
         self.assumed += outcome.assumed
+
+
+def require_told(config: FedSVAConfig, record: Record) -> None:
+    """Refuse a strategy that does not tell its rounds: nothing of them would be in the ledger or in a checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        If no round has been told.
+    """
+    if not record.metrics:
+        raise ConfigError(
+            f"{find('strategy', config.strategy)} has made a round and not told it: its start() must call on_round "
+            "after each, also after round 0, the initial model."
+        )
 
 
 def build_strategy(
