@@ -140,7 +140,7 @@ def test_a_strategy_that_does_not_tell_its_rounds_is_stopped_at_the_first(small:
 
         record = Record(None)
         with pytest.raises(
-            ConfigError, match="'private-averaging' of fedveil .* must call on_round after each"
+            ConfigError, match=r"'private-averaging' of fedveil .* must call on_round after each"
         ):
             require_told(config, record)
         record.metrics.append({"round": 0})
