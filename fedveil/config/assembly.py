@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.config.data_source import load_data
 from fedveil.config.errors import ConfigError
 from fedveil.config.fedsva import FedSVAConfig
 from fedveil.datasets.groups import Groups, parse_groups
@@ -26,20 +25,14 @@ from fedveil.models import Learner, build_learner
 from fedveil.plugins import find, resolve
 from fedveil.privacy import MAX_EXACT, gaussian_mu, noise_aware_weight, subsampled_noise_multiplier
 from fedveil.strategies import CentralMechanism
-from fedveil.streams import Streams
 from fedveil.wire import SOURCE
 
 __all__ = [
     "Problem",
     "central_mechanism",
     "code_of",
-    "home",
-    "hosted_clients",
     "learner",
     "load_problem",
-    "output_root",
-    "public_streams",
-    "run_streams",
     "weigh",
 ]
 
@@ -187,21 +180,7 @@ def _load_dataset(setting: Mapping[str, Any], options: Mapping[str, Any]) -> Dat
         seed=setting["data_seed"],
         options=options,
     )
-    plugin = find("dataset", setting["dataset"])
-    try:
-        dataset = resolve("dataset", setting["dataset"])(request)
-    except (ValueError, OSError, ModuleNotFoundError):
-        raise
-    except Exception as error:  # a plugin may fail in any way; it is named, and nothing goes on
-        # not its text, which may quote a record and would travel to the server
-        raise ConfigError(
-            f"{plugin} failed ({type(error).__name__}): correct it; `fedveil run --verbose` shows where."
-        ) from error
-    if not isinstance(dataset, Dataset):
-        raise ConfigError(
-            f"{plugin} must return a fedveil.datasets.schema.Dataset, and returned {type(dataset).__name__}."
-        )
-    return dataset
+    return load_data(setting["dataset"], request, Dataset)
 
 
 def _private_attributes(dataset: Dataset, named: str, wanted_by: str) -> NDArray[np.bool_]:
@@ -293,56 +272,3 @@ def central_mechanism(config: FedSVAConfig, num_clients: int) -> CentralMechanis
     else:
         noise_multiplier = subsampled_noise_multiplier(config.epsilon, config.delta, rate, rounds)
     return CentralMechanism(config.clip_norm, noise_multiplier * (1 + 1e-12), rate, num_clients)
-
-
-def hosted_clients(num_clients: int, partition_id: int, num_partitions: int) -> Sequence[int]:
-    """The consecutive logical clients that one node serves, all through the run.
-
-    Raises
-    ------
-    ConfigError
-        If there are more nodes than clients, or the node's number is not among them.
-    """
-    if not 0 <= partition_id < num_partitions:
-        raise ConfigError(
-            f"partition-id = {partition_id} must lie between 0 and num-partitions - 1 = {num_partitions - 1}."
-        )
-    if num_partitions > num_clients:
-        raise ConfigError(
-            f"{num_partitions} nodes for {num_clients} clients: start at most one node a client "
-            "(num-supernodes, or more num-clients)."
-        )
-    first, last = (k * num_clients // num_partitions for k in (partition_id, partition_id + 1))
-    return range(first, last)
-
-
-def run_streams(config: FedSVAConfig, *, simulated: bool) -> Streams:
-    """The secret streams of noise and sampling: seeded in a simulation that asks for it, else the system's entropy.
-
-    Raises
-    ------
-    ConfigError
-        If a seed is given outside a simulation.
-    """
-    if config.seed is None:
-        return Streams.system()
-    if not simulated:
-        raise ConfigError(
-            f"seed = {config.seed} in a deployment: whoever knows it could subtract the noise; leave seed empty."
-        )
-    return Streams.seeded(config.config_hash, config.seed)
-
-
-def public_streams(config: FedSVAConfig) -> Streams:
-    """Streams that anyone may know: of the initial model."""
-    return Streams.seeded("public", config.data_seed)
-
-
-def output_root(config: FedSVAConfig) -> Path:
-    """Absolute folder of all run folders: output-dir, else $FEDVEIL_HOME/runs, else ~/.fedveil/runs."""
-    return Path(config.output_dir) if config.output_dir else home() / "runs"
-
-
-def home() -> Path:
-    """Absolute folder of FedVeil on this machine: $FEDVEIL_HOME, else ~/.fedveil."""
-    return Path(os.environ.get("FEDVEIL_HOME") or "~/.fedveil").expanduser().absolute()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -165,14 +164,7 @@ def _privacy_problem(config: FedSVAConfig) -> str | None:
 
 
 def _path_problem(config: FedSVAConfig) -> str | None:
-    values = config.to_run_config()
-    for key in config.path_keys:
-        if values[key] and not Path(values[key]).is_absolute():
-            return (
-                f"{key} = {values[key]!r} must be an absolute path (a run does not execute in your folder); "
-                "`fedveil run` accepts relative ones"
-            )
-    return None
+    return config.path_problem()
 
 
 def _options_problem(config: FedSVAConfig) -> str | None:

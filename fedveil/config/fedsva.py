@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
-from hashlib import blake2b
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import model_validator
 
+from fedveil.config.base import OptionalFloat, OptionalInt, RunConfig, setting
 from fedveil.config.contradictions import contradiction
-from fedveil.config.errors import explain
-from fedveil.config.options import STRICT, OptimizerOptions, kebab, parse_options
+from fedveil.config.options import OptimizerOptions, parse_options
 from fedveil.datasets.group_line import group_kind, read_items
 from fedveil.plugins import find, resolve
 from fedveil.privacy import CALIBRATIONS, StepCalibration
@@ -21,253 +18,186 @@ from fedveil.wire import ReplyMode
 __all__ = ["FedSVAConfig", "OptimizerOptions"]
 
 
-def _empty_is_none(value: object) -> object:
-    return None if value == "" else value
-
-
-def _setting(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
-    return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
-
-
-# Flower's configurations have no "nothing": an empty string stands for a value that is not given.
-OptionalInt = Annotated[int | None, BeforeValidator(_empty_is_none)]
-OptionalFloat = Annotated[float | None, BeforeValidator(_empty_is_none)]
-
-
-class FedSVAConfig(BaseModel):
+class FedSVAConfig(RunConfig):
     """Settings of one FedSVA run; keys are the field names with hyphens, as in the app's ``pyproject.toml``."""
 
-    model_config = STRICT
-
-    path_keys: ClassVar[tuple[str, ...]] = ("data-path", "data-schema", "test-path", "output-dir", "resume")
-    """Keys that hold a path; ``fedveil run`` makes relative ones absolute before the run leaves its folder."""
-    engine_keys: ClassVar[tuple[str, ...]] = ("seed", "output-dir", "resume", "round-timeout")
-    """Keys that change where and how long, but not what is computed."""
-
-    num_server_rounds: int = _setting(40, "rounds", "Rounds of training.", ge=1, le=1_000_000)
-    fraction_train: float = _setting(1.0, "share of clients", "Clients sampled in each round.", gt=0, le=1)
-    local_steps: int = _setting(
+    num_server_rounds: int = setting(40, "rounds", "Rounds of training.", ge=1, le=1_000_000)
+    fraction_train: float = setting(1.0, "share of clients", "Clients sampled in each round.", gt=0, le=1)
+    local_steps: int = setting(
         1, "steps", "Noised gradient steps of a client in a round; each is a release.", ge=1, le=1_000_000
     )
-    learning_rate: float = _setting(3.0, "per step", "Step size of the clients.", gt=0)
-    strategy: str = _setting(
-        "private-averaging", "name", "Server strategy: private-averaging, or a plugin's."
-    )
-    aggregation_weights: Literal["records", "noise-aware"] = _setting(
+    learning_rate: float = setting(3.0, "per step", "Step size of the clients.", gt=0)
+    strategy: str = setting("private-averaging", "name", "Server strategy: private-averaging, or a plugin's.")
+    aggregation_weights: Literal["records", "noise-aware"] = setting(
         "records", "", "Clients weigh by their records, or less where their updates carry more noise."
     )
-    weight_tau: float = _setting(
+    weight_tau: float = setting(
         0.1, "units of an update", "With noise-aware: spread of the clients' true updates (tau).", gt=0
     )
-    server_optimizer: Literal["plain", "momentum", "adam"] = _setting(
+    server_optimizer: Literal["plain", "momentum", "adam"] = setting(
         "plain", "", "What the server does with the mean update (Flower's FedAvg, FedAvgM, FedAdam)."
     )
-    server_learning_rate: float = _setting(1.0, "per round", "Step size of the server.", gt=0)
-    server_momentum: float = _setting(0.9, "share", "Momentum of server-optimizer momentum.", ge=0, lt=1)
+    server_learning_rate: float = setting(1.0, "per round", "Step size of the server.", gt=0)
+    server_momentum: float = setting(0.9, "share", "Momentum of server-optimizer momentum.", ge=0, lt=1)
 
-    dataset: str = _setting("mnist-5k", "name", "A data set by name; `fedveil list` shows all.")
-    data_path: str = _setting("", "path", "File or folder of csv, parquet, npz, image-folder.")
-    data_schema: str = _setting(
+    dataset: str = setting("mnist-5k", "name", "A data set by name; `fedveil list` shows all.")
+    data_path: str = setting("", "path", "File or folder of csv, parquet, npz, image-folder.")
+    data_schema: str = setting(
         "", "path", "Public description of its columns; empty: <data-path>.schema.toml."
     )
-    target: str = _setting("", "column", "The label column; empty: the data set's own.")
-    client_column: str = _setting("", "column", "Column that says whose record it is, for partition natural.")
-    test_fraction: float = _setting(
+    target: str = setting("", "column", "The label column; empty: the data set's own.")
+    client_column: str = setting("", "column", "Column that says whose record it is, for partition natural.")
+    test_fraction: float = setting(
         0.2, "share of records", "Records set apart as the public test set.", gt=0, lt=1
     )
-    test_path: str = _setting(
+    test_path: str = setting(
         "", "path", "A file of its own as the public test set, instead of test-fraction."
     )
-    partition: Literal["iid", "dirichlet", "classes", "natural"] = _setting(
+    partition: Literal["iid", "dirichlet", "classes", "natural"] = setting(
         "iid", "", "How records are spread over clients."
     )
-    num_clients: int = _setting(
+    num_clients: int = setting(
         4,
         "clients",
         "Logical clients; the nodes share them. A natural partition has as many as the data.",
         ge=1,
     )
-    dirichlet_alpha: float = _setting(0.5, "concentration", "Label skew of partition dirichlet.", gt=0)
-    classes_per_client: int = _setting(2, "classes", "Classes of each client of partition classes.", ge=1)
-    min_records: int = _setting(1, "records", "Fewest records of a client.", ge=1)
-    small_clients: Literal["error", "drop"] = _setting(
+    dirichlet_alpha: float = setting(0.5, "concentration", "Label skew of partition dirichlet.", gt=0)
+    classes_per_client: int = setting(2, "classes", "Classes of each client of partition classes.", ge=1)
+    min_records: int = setting(1, "records", "Fewest records of a client.", ge=1)
+    small_clients: Literal["error", "drop"] = setting(
         "error", "", "A client with fewer than min-records is an error, or takes no part."
     )
-    data_seed: int = _setting(0, "", "PUBLIC seed of test split, partition and initial model.", ge=0)
 
-    private_attributes: str = _setting(
+    private_attributes: str = setting(
         "",
         "names or pixels",
         "Column names, with commas; or rows,columns of images; empty: the data set's own.",
     )
-    drop_private: bool = _setting(
+    drop_private: bool = setting(
         False,
         "",
         "Replace the private attributes by their public baseline everywhere, instead of learning from them.",
     )
 
-    groups: str = _setting(
+    groups: str = setting(
         "",
         "name = what; ...",
         "Groups whose contributions are compared; empty: the private attributes and the others.",
     )
-    private_groups: str = _setting("", "names", "With groups of records: the private ones.")
-    contribution: str = _setting(
+    private_groups: str = setting("", "names", "With groups of records: the private ones.")
+    contribution: str = setting(
         "mask",
         "",
         "How R is found: mask groups in the received model, retrain on coalitions, or a public number, as in '0.3'.",
     )
-    contribution_release: Literal["shapley", "utilities", "none"] = _setting(
+    contribution_release: Literal["shapley", "utilities", "none"] = setting(
         "shapley",
         "",
         "What a client releases to make R usable: Shapley values, or all utilities; none: nothing is proven.",
     )
-    contribution_round: OptionalInt = _setting(
+    contribution_round: OptionalInt = setting(
         None,
         "round",
         "First round in which clients release their contribution; empty: 5, or the last but one.",
         ge=1,
     )
-    contribution_share: float = _setting(
+    contribution_share: float = setting(
         0.1, "share of the budget mu^2", "What releasing the contribution may cost.", gt=0, lt=1
     )
-    contribution_pairs: int = _setting(
+    contribution_pairs: int = setting(
         0, "pairs of permutations", "Sampled Shapley values, for more than 12 groups.", ge=0, le=100_000
     )
-    validation_fraction: OptionalFloat = _setting(
+    validation_fraction: OptionalFloat = setting(
         None,
         "share of a client's records",
         "Records that utilities are measured on; empty: all (mask), 0.25 held out (retrain).",
         gt=0,
         le=1,
     )
-    retrain_steps: int = _setting(20, "steps", "Gradient steps of each auxiliary model.", ge=1, le=100_000)
+    retrain_steps: int = setting(20, "steps", "Gradient steps of each auxiliary model.", ge=1, le=100_000)
 
-    model: str = _setting(
+    model: str = setting(
         "softmax", "name", "A model by name (`fedveil list`), or package.module:factory of your own."
     )
-    hidden_units: int = _setting(64, "units", "Width of the mlp.", ge=1, le=1_000_000)
+    hidden_units: int = setting(64, "units", "Width of the mlp.", ge=1, le=1_000_000)
 
-    privacy: Literal["local", "central", "none"] = _setting(
+    privacy: Literal["local", "central", "none"] = setting(
         "local", "", "Who adds the noise: each client, the trusted server, nobody."
     )
-    calibration: str = _setting(
+    calibration: str = setting(
         "attribute",
         "name",
         "Noise of a step: attribute (protects private attributes), uniform (whole records), paper, tight, a plugin.",
     )
-    beta: float = _setting(
+    beta: float = setting(
         0.0, "pure number", "Lower bound on the tolerance of paper and tight (beta).", ge=0, le=1e6
     )
-    epsilon: float = _setting(
+    epsilon: float = setting(
         1.0,
         "total of a client over the run",
         "Budget under the relation attribute, record (uniform) or client (central).",
         gt=0,
         le=1e6,
     )
-    epsilon_record: OptionalFloat = _setting(
+    epsilon_record: OptionalFloat = setting(
         None,
         "total of a client over the run",
         "Second budget, under the record relation, with attribute.",
         gt=0,
         le=1e6,
     )
-    delta: float = _setting(
+    delta: float = setting(
         1e-5, "total of a client over the run", "Failure probability of the guarantee.", gt=0, lt=1
     )
-    clip_norm: float = _setting(
+    clip_norm: float = setting(
         1.0, "L2 norm", "Clip of a record's gradient (C); of a client's update (central).", ge=1e-29, le=1e29
     )
-    attribute_clip_rule: Literal["contribution", "fixed", "quantile"] = _setting(
+    attribute_clip_rule: Literal["contribution", "fixed", "quantile"] = setting(
         "contribution", "", "How C_p, the clip of what private attributes add to a gradient, is chosen."
     )
-    attribute_clip_norm: float = _setting(
+    attribute_clip_norm: float = setting(
         0.2,
         "L2 norm",
         "C_p of rule fixed, and of the other rules before anything is known.",
         ge=1e-29,
         le=1e29,
     )
-    contribution_scale: float = _setting(
+    contribution_scale: float = setting(
         1.0,
         "pure number",
         "Rule contribution: C_p = scale max(R, 0.05) C, at most C (kappa).",
         ge=0.01,
         le=1e6,
     )
-    attribute_clip_quantile: float = _setting(
+    attribute_clip_quantile: float = setting(
         0.5, "share of records", "Rule quantile: records whose private part is not clipped.", gt=0, lt=1
     )
-    quantile_share: float = _setting(
+    quantile_share: float = setting(
         0.05, "share of the budget mu^2", "What the quantile's releases may cost together.", gt=0, lt=1
     )
-    clip_without_noise: bool = _setting(
+    clip_without_noise: bool = setting(
         False,
         "",
         "With privacy none: clip all the same, to compare with a private run that differs in noise alone.",
     )
-    sampling_rate: float = _setting(
+    sampling_rate: float = setting(
         1.0, "share of records", "Records Poisson-sampled in a step; 1: all.", gt=0, le=1
     )
-    mu_release: OptionalFloat = _setting(
+    mu_release: OptionalFloat = setting(
         None, "GDP mu", "Privacy of one release; empty: the budget spread evenly over the releases.", gt=0
     )
 
-    seed: OptionalInt = _setting(
-        None, "", "SECRET seed of noise and sampling, simulations only; empty: the system's entropy.", ge=0
-    )
-    output_dir: str = _setting(
-        "", "path", "Where run folders go; empty: $FEDVEIL_HOME/runs, else ~/.fedveil/runs."
-    )
-    resume: str = _setting("", "path", "Folder of an unfinished run to go on with.")
-    threads_per_node: int = _setting(
-        1, "threads", "Threads of torch and BLAS; part of the result's bits.", ge=1, le=256
-    )
-    round_timeout: float = _setting(600.0, "seconds", "How long to wait for the replies of a round.", gt=0)
-    options: str = _setting(
+    options: str = setting(
         "",
         "inline TOML",
         "Nested settings: optimizer = {beta-1, beta-2, tau} for adam; dataset = {...}, strategy = {...} for theirs.",
     )
 
-    @classmethod
-    def from_run_config(cls, run_config: Mapping[str, Any]) -> Self:
-        """Check a Flower run configuration.
-
-        Raises
-        ------
-        ConfigError
-            Naming the key, the value, what is allowed and the nearest valid name.
-        """
-        try:
-            return cls.model_validate(dict(run_config))
-        except ValidationError as error:
-            raise explain(error, cls.keys()) from None
-
-    @classmethod
-    def keys(cls) -> list[str]:
-        """All keys, as a run configuration spells them."""
-        return [kebab(name) for name in cls.model_fields]
-
-    def to_run_config(self) -> dict[str, Any]:
-        """All values, defaults too, as a run configuration."""
-        return {key: "" if value is None else value for key, value in self.model_dump(by_alias=True).items()}
-
-    @property
-    def config_hash(self) -> str:
-        """Hash of every setting that changes what is computed; part of every random stream's key."""
-        values = {key: value for key, value in self.to_run_config().items() if key not in self.engine_keys}
-        return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
-
     @property
     def optimizer_options(self) -> OptimizerOptions:
         """The nested settings of the server optimiser."""
         return OptimizerOptions.model_validate(parse_options(self.options).get("optimizer", {}))
-
-    def options_of(self, table: str) -> dict[str, Any]:
-        """The nested settings of the data set or the strategy."""
-        return dict(parse_options(self.options).get(table, {}))
 
     @property
     def step_calibration(self) -> StepCalibration:

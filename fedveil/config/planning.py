@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.clients import ContributionMeter
-from fedveil.config.assembly import Problem, public_streams
+from fedveil.config.assembly import Problem
 from fedveil.config.errors import ConfigError
 from fedveil.config.fedsva import FedSVAConfig
+from fedveil.config.randomness import public_streams
 from fedveil.datasets.groups import Groups
 from fedveil.models import Learner, initial_arrays
 from fedveil.privacy import (

@@ -29,7 +29,7 @@ class Setting:
 
 
 def settings_of(app: App) -> list[Setting]:
-    """All keys of an app: those of its pydantic model, in its order, then any others."""
+    """All keys of an app, in the order of its pyproject.toml."""
     model = app.config_class()
     described = {}
     for name, field in (model.model_fields if model is not None else {}).items():
@@ -38,7 +38,4 @@ def settings_of(app: App) -> list[Setting]:
             str(extra.get("unit", "")),
             field.description or "",
         )
-    keys = [key for key in described if key in app.defaults] + [
-        key for key in app.defaults if key not in described
-    ]
-    return [Setting(key, *described.get(key, ("", "")), app.defaults[key]) for key in keys]
+    return [Setting(key, *described.get(key, ("", "")), default) for key, default in app.defaults.items()]

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from fedveil import wire
 from fedveil.artifacts import NodeLedger
-from fedveil.config import ConfigError, FedSVAConfig, assembly
+from fedveil.config import ConfigError, FedSVAConfig, assembly, randomness
 from fedveil.models import build_learner, evaluate, initial_arrays
 from fedveil.privacy import gaussian_mu
 from fedveil.run import InProcessGrid, plan_run
@@ -27,7 +27,7 @@ def test_a_plain_flower_strategy_trains_fedsva_clients(
     config = FedSVAConfig.from_run_config(plan.config)
     problem = assembly.load_problem(config)
     model = build_learner("softmax", problem.dataset.schema.shape, 2).module
-    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    start = initial_arrays(model, randomness.public_streams(config).stream("initial-model"))
     with plan.app.importable():
         grid = InProcessGrid(plan.app.load(plan.app.clientapp), 4, run_config=plan.config, run_id=5)
         result = strategy(fraction_evaluate=0.0).start(
@@ -62,7 +62,7 @@ def test_the_filter_holds_whatever_the_strategy_asks_for(small: dict[str, Any], 
     config = FedSVAConfig.from_run_config(plan.config)
     problem = assembly.load_problem(config)
     model = build_learner("softmax", problem.dataset.schema.shape, 2).module
-    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    start = initial_arrays(model, randomness.public_streams(config).stream("initial-model"))
     with plan.app.importable():
         grid = InProcessGrid(plan.app.load(plan.app.clientapp), 2, run_config=plan.config)
         FedAvg(fraction_evaluate=0.0, weighted_by_key="num-examples").start(
@@ -91,7 +91,7 @@ def test_weights_by_noise_need_the_strategy_that_knows_them(small: dict[str, Any
     config = FedSVAConfig.from_run_config(plan.config)
     problem = assembly.load_problem(config)
     model = build_learner("softmax", problem.dataset.schema.shape, 2).module
-    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    start = initial_arrays(model, randomness.public_streams(config).stream("initial-model"))
     arrays = ArrayRecord({name: Array(array) for name, array in start.items()})
     with plan.app.importable():
         grid = InProcessGrid(plan.app.load(plan.app.clientapp), 1, run_config=plan.config)
@@ -112,7 +112,7 @@ def test_within_a_run_of_flower_s_a_node_accepts_one_name_for_it(small: dict[str
     config = FedSVAConfig.from_run_config(plan.config)
     problem = assembly.load_problem(config)
     model = build_learner("softmax", problem.dataset.schema.shape, 2).module
-    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    start = initial_arrays(model, randomness.public_streams(config).stream("initial-model"))
     arrays = ArrayRecord({name: Array(array) for name, array in start.items()})
     with plan.app.importable():
         grid = InProcessGrid(plan.app.load(plan.app.clientapp), 1, run_config=plan.config)

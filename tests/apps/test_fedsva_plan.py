@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli import cli
-from fedveil.config import FedSVAConfig, assembly
+from fedveil.config import FedSVAConfig, assembly, randomness
 from fedveil.models import initial_arrays
 from fedveil.privacy import compose_mu, gaussian_epsilon, gaussian_mu
 
@@ -54,7 +54,9 @@ def test_the_bound_is_stated_where_its_conditions_hold_and_else_says_why_not():
     assert math.log(10) < gap
     config = FedSVAConfig.from_run_config({})
     module = assembly.learner(config, assembly.load_problem(config).dataset).module
-    weights, biases = initial_arrays(module, assembly.public_streams(config).stream("initial-model")).values()
+    weights, biases = initial_arrays(
+        module, randomness.public_streams(config).stream("initial-model")
+    ).values()
     reached = 0.0
     for k in range(10):
         for y in range(10):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.config import ConfigError, FedSVAConfig, assembly
+from fedveil.config import ConfigError, FedSVAConfig, assembly, places
 from fedveil.privacy import Ledger, gaussian_epsilon
 
 
@@ -27,7 +27,7 @@ def config(**values: Any) -> FedSVAConfig:
 @given(st.integers(1, 400), st.data())
 def test_nodes_share_all_clients_exactly(num_clients, data):
     num_nodes = data.draw(st.integers(1, num_clients))
-    shares = [assembly.hosted_clients(num_clients, node, num_nodes) for node in range(num_nodes)]
+    shares = [places.hosted_clients(num_clients, node, num_nodes) for node in range(num_nodes)]
     assert list(itertools.chain.from_iterable(shares)) == list(range(num_clients))
     sizes = {len(share) for share in shares}
     assert max(sizes) - min(sizes) <= 1
@@ -45,7 +45,7 @@ def test_nodes_share_all_clients_exactly(num_clients, data):
 )
 def test_a_node_without_a_share_is_refused(arguments, words):
     with pytest.raises(ConfigError, match=words):
-        assembly.hosted_clients(*arguments)
+        places.hosted_clients(*arguments)
 
 
 # the trusted server

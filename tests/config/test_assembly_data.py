@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.config import ConfigError, FedSVAConfig, assembly
+from fedveil.config import ConfigError, FedSVAConfig, assembly, places, randomness
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "datasets" / "example_table.py"))
 
@@ -304,24 +304,24 @@ def test_a_model_that_cannot_be_built_is_a_configuration_error(people):
 
 def test_a_seed_is_for_simulations_only():
     seeded = config(seed=5)
-    streams = assembly.run_streams(seeded, simulated=True)
+    streams = randomness.run_streams(seeded, simulated=True)
     assert (streams.config_hash, streams.seed) == (seeded.config_hash, 5)
     with pytest.raises(
         ConfigError, match="seed = 5 in a deployment: whoever knows it could subtract the noise"
     ):
-        assembly.run_streams(seeded, simulated=False)
+        randomness.run_streams(seeded, simulated=False)
     with pytest.raises(ConfigError, match="seed = 0 in a deployment"):
-        assembly.run_streams(config(seed=0), simulated=False)
+        randomness.run_streams(config(seed=0), simulated=False)
 
 
 @pytest.mark.parametrize("simulated", [True, False])
 def test_without_a_seed_the_systems_entropy_is_used(simulated):
-    assert not assembly.run_streams(config(), simulated=simulated).is_seeded
+    assert not randomness.run_streams(config(), simulated=simulated).is_seeded
 
 
 def test_public_streams_follow_the_public_seed_alone():
     def draws(settings: FedSVAConfig) -> list[float]:
-        return assembly.public_streams(settings).stream("initial-model").uniform(5).tolist()
+        return randomness.public_streams(settings).stream("initial-model").uniform(5).tolist()
 
     assert draws(config()) == draws(config(epsilon=9.0, seed=5, num_clients=3))
     assert draws(config()) != draws(config(data_seed=1))
@@ -330,17 +330,17 @@ def test_public_streams_follow_the_public_seed_alone():
 def test_public_streams_say_nothing_about_the_secret_ones():
     """Even where the secret seed is the public one."""
     settings = config(seed=0, data_seed=0)
-    public = assembly.public_streams(settings).stream("noise", round=1, client=0).words(1000)
-    secret = assembly.run_streams(settings, simulated=True).stream("noise", round=1, client=0).words(1000)
+    public = randomness.public_streams(settings).stream("noise", round=1, client=0).words(1000)
+    secret = randomness.run_streams(settings, simulated=True).stream("noise", round=1, client=0).words(1000)
     assert not set(public.tolist()) & set(secret.tolist())
 
 
 def test_run_folders_go_where_the_configuration_says_then_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDVEIL_HOME", str(tmp_path / "home"))
-    assert assembly.output_root(config(output_dir="/elsewhere")) == Path("/elsewhere")
-    assert assembly.output_root(config()) == tmp_path / "home" / "runs"
+    assert places.output_root(config(output_dir="/elsewhere")) == Path("/elsewhere")
+    assert places.output_root(config()) == tmp_path / "home" / "runs"
     monkeypatch.delenv("FEDVEIL_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert assembly.output_root(config()) == tmp_path / ".fedveil" / "runs"
+    assert places.output_root(config()) == tmp_path / ".fedveil" / "runs"
     monkeypatch.setenv("FEDVEIL_HOME", "~/mine")
-    assert assembly.output_root(config()) == tmp_path / "mine" / "runs"
+    assert places.output_root(config()) == tmp_path / "mine" / "runs"

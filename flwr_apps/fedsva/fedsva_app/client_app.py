@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from fedveil import wire
 from fedveil.artifacts import NodeLedger
 from fedveil.clients import ClientData, Cohort, handle_identify, handle_train
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
+from fedveil.config.places import hosted_clients, ledger_path, place_of_node
+from fedveil.config.randomness import run_streams
 from fedveil.datasets.schema import check_records
 from fedveil.flower import is_simulated
 from fedveil.threads import set_threads
@@ -26,7 +27,7 @@ CODE = wire.fingerprint(Path(__file__).parent)
 def identify(message: Message, context: Context) -> Message:
     """Say which clients this node serves, how many records each has, and which code runs here."""
     config = FedSVAConfig.from_run_config(context.run_config)
-    partition_id, num_partitions = place(context)
+    partition_id, num_partitions = place_of_node(context.node_config)
     cohort = host(config, partition_id, num_partitions, None, is_simulated())
     return Message(
         handle_identify(cohort, partition_id, num_partitions, assembly.code_of(config, CODE)),
@@ -44,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
     known = context.state.config_records.setdefault("fedveil", ConfigRecord()).setdefault(wire.RUN, run)
     if run != known:
         raise ConfigError(f"this node works for run {known!r}, and the request is of run {run!r}.")
-    cohort = host(config, *place(context), run, is_simulated())
+    cohort = host(config, *place_of_node(context.node_config), run, is_simulated())
     # a plain Flower strategy knows neither logical clients nor sums
     request.setdefault(wire.CLIENTS, list(cohort.clients))
     request.setdefault(wire.REPLY, "mean")
@@ -59,16 +60,6 @@ def train(message: Message, context: Context) -> Message:
     return Message(handle_train(message.content, cohort, assembly.code_of(config, CODE)), reply_to=message)
 
 
-def place(context: Context) -> tuple[int, int]:
-    """This node's number and the number of nodes."""
-    try:
-        return int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    except KeyError as error:
-        raise ConfigError(
-            f"{error} is missing: start the node with --node-config 'partition-id=0 num-partitions=2'."
-        ) from error
-
-
 @lru_cache(maxsize=4)
 def host(
     config: FedSVAConfig, partition_id: int, num_partitions: int, run: str | None, simulated: bool
@@ -77,13 +68,11 @@ def host(
 
     Without a run, to say who is here, no ledger is opened.
     """
-    if run is not None and not re.fullmatch(r"[A-Za-z0-9-]{1,100}", run):
-        raise ConfigError(f"a run's name is letters, digits and hyphens, got {run!r}.")
     set_threads(config.threads_per_node)
-    streams = assembly.run_streams(config, simulated=simulated)
+    streams = run_streams(config, simulated=simulated)
     problem = assembly.load_problem(config)
     schema = problem.dataset.schema
-    clients = assembly.hosted_clients(problem.num_clients, partition_id, num_partitions)
+    clients = hosted_clients(problem.num_clients, partition_id, num_partitions)
     for client in clients:
         check_records(problem.records(client), schema, f"client {client}")
     examples = {client: problem.examples[client] for client in clients}
@@ -100,7 +89,7 @@ def host(
         planning.client_plans(config, examples, problem.groups),
         budgets=planning.local_budgets(config),
         streams=streams,
-        node_ledger=NodeLedger(ledger_path(config, run, simulated))
+        node_ledger=NodeLedger(ledger_path(config, run, simulated=simulated))
         if run and config.privacy == "local"
         else None,
         run=run or "",
@@ -110,14 +99,3 @@ def host(
         meter=planning.contribution_meter(config, problem, learner),
         weigh=assembly.weigh(config),
     )
-
-
-def ledger_path(config: FedSVAConfig, run: str, simulated: bool) -> Path:
-    """Where this node's ledger lies: with the run's results in a simulation, on the node itself otherwise.
-
-    On a real node no setting of the server's decides: in another place every budget would be whole again.
-    """
-    if not simulated:
-        return assembly.home() / "node-ledger.sqlite"
-    folder = Path(config.resume) if config.resume else assembly.output_root(config) / run
-    return folder / "node-ledger.sqlite"

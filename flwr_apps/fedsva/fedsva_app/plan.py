@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil.config import FedSVAConfig, assembly, planning
+from fedveil.config.randomness import public_streams
 from fedveil.models import initial_arrays
 from fedveil.plugins import resolve
 from fedveil.privacy import (
@@ -47,7 +48,7 @@ def plan(config: FedSVAConfig, say: Callable[[str], None]) -> None:
     learner = assembly.learner(config, problem.dataset)
     plans = planning.client_plans(config, problem.examples, problem.groups)
     resolve("strategy", config.strategy)
-    start = initial_arrays(learner.module, assembly.public_streams(config).stream("initial-model"))
+    start = initial_arrays(learner.module, public_streams(config).stream("initial-model"))
     announce(config, problem, seeded=config.seed is not None, say=say)
     say(f"model {config.model}: {sum(value.size for value in start.values())} parameters")
     if config.privacy != "local":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -16,8 +15,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fedveil import __version__, wire
-from fedveil.artifacts import Checkpoint, RunFolder, require_same_config
+from fedveil.artifacts import Checkpoint, RunFolder
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
+from fedveil.config.places import check_writable, open_resumed, output_root, secret_keys
+from fedveil.config.randomness import public_streams, run_streams
 from fedveil.flower import is_simulation_grid
 from fedveil.models import evaluate, initial_arrays, refuse_record_coupling
 from fedveil.plugins import find, resolve
@@ -52,7 +53,7 @@ def say(line: str) -> None:
 def main(grid: Grid, context: Context) -> None:
     """Run FedSVA; whatever is wrong with the configuration or the data stops here, before any node is asked."""
     config = FedSVAConfig.from_run_config(context.run_config)
-    streams = assembly.run_streams(config, simulated=is_simulation_grid(grid))
+    streams = run_streams(config, simulated=is_simulation_grid(grid))
     set_threads(config.threads_per_node)
     problem = assembly.load_problem(config)
     schema = problem.dataset.schema
@@ -76,10 +77,10 @@ def main(grid: Grid, context: Context) -> None:
             f"the nodes serve {len(fleet.clients)} clients and the data has {problem.num_clients}."
         )
     folder = resumed or RunFolder.create(
-        assembly.output_root(config), APP, config.to_run_config(), redact=secret_keys(config)
+        output_root(config), APP, config.to_run_config(), redact=secret_keys(config)
     )
     say(f"{'resuming after round ' + str(checkpoint.round) if checkpoint else 'writing'} in {folder.path}")
-    start = initial_arrays(model, assembly.public_streams(config).stream("initial-model"))
+    start = initial_arrays(model, public_streams(config).stream("initial-model"))
     try:
         strategy, record, knowledge = build_strategy(
             config, fleet, problem, streams, folder, checkpoint, facts, code
@@ -145,24 +146,6 @@ def main(grid: Grid, context: Context) -> None:
     say(f"run folder: {folder.path}")
 
 
-def secret_keys(config: FedSVAConfig) -> set[str]:
-    """Settings that must not be read in a run's folder: with the seed, the noise could be drawn again."""
-    return set() if config.seed is None else {"seed"}
-
-
-def open_resumed(config: FedSVAConfig) -> RunFolder:
-    """The folder of the unfinished run to go on with; its settings must be this run's."""
-    folder = RunFolder.open(config.resume)
-    known = folder.secrets  # gone where the run died while its model was written, all rounds done
-    require_same_config(
-        folder.config | known,
-        config.to_run_config(),
-        may_differ={"output-dir", "resume", "round-timeout"},
-        redact=secret_keys(config) - set(known),
-    )
-    return folder
-
-
 def run_facts(problem: assembly.Problem, streams: Streams, code: Mapping[str, str]) -> dict[str, str]:
     """What must be the same when a run is resumed, beside its settings: code and data.
 
@@ -197,15 +180,6 @@ def check_unchanged(
             f"{folder}/node-ledger.sqlite is lost, and with it what the clients have spent: restore it, or start a "
             "new run, which is new spending."
         )
-
-
-def check_writable(config: FedSVAConfig) -> None:
-    """Refuse a place for run folders that cannot be written to, before anybody works for it."""
-    place = assembly.output_root(config)
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"output-dir: nothing can be written to {place}; choose another folder.")
 
 
 class Record:
