@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedveil.artifacts.arrays_file import decode_arrays, encode_arrays
@@ -35,7 +36,6 @@ from fedveil.privacy import Ledger, Release
 __all__ = ["Checkpoint", "RunFolder", "RunFolderError"]
 
 CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parquet", "model.safetensors"
-CONTRIBUTIONS = "contributions.json"
 CHECKPOINT = Path("checkpoint") / "last.safetensors"
 _LOCK = Path("checkpoint") / "lock"
 _SECRETS = Path("checkpoint") / "secrets.toml"
@@ -204,11 +204,11 @@ class RunFolder:
         self,
         arrays: Mapping[str, NDArray[Any]],
         metrics: Sequence[Mapping[str, Any]],
-        ledger: Ledger | Iterable[Release],
+        ledger: Ledger | Iterable[Release] | pa.Table,
         extra: Mapping[str, Any] | None = None,
         *,
         assumed: Iterable[Release] = (),
-        contributions: Mapping[str, Any] | None = None,
+        documents: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Write the results: metrics, then the ledger, then the model, each file atomically.
 
@@ -220,14 +220,15 @@ class RunFolder:
             The final model.
         metrics : sequence of mappings
             One mapping a round.
-        ledger : Ledger or iterable of Release
-            Rows that arrived with replies, in any order.
+        ledger : Ledger, iterable of Release, or pyarrow Table
+            Rows that arrived with replies, in any order; or the whole table of a run whose clients are too many for
+            rows of their own in memory, sorted.
         extra : mapping, optional
             JSON values that describe the model; they become the metadata of its file.
         assumed : iterable of Release
             Rows of clients that gave no valid reply.
-        contributions : mapping, optional
-            JSON values that explain the clients' released contributions; no file without.
+        documents : mapping, optional
+            JSON values by the name of their file, without its ending: what explains the results.
 
         Raises
         ------
@@ -239,13 +240,12 @@ class RunFolder:
             If the system refuses; the run stays unfinished and can be resumed.
         """
         self._refuse_finished()
-        rows = ledger.releases if isinstance(ledger, Ledger) else ledger
-        files = {
-            METRICS: table_bytes(metrics_table(metrics)),
-            LEDGER: table_bytes(sorted_ledger(ledger_table(rows, assumed))),
-        }
-        if contributions is not None:
-            files[CONTRIBUTIONS] = json.dumps(contributions, indent=1).encode()
+        if not isinstance(ledger, pa.Table):
+            rows = ledger.releases if isinstance(ledger, Ledger) else ledger
+            ledger = sorted_ledger(ledger_table(rows, assumed))
+        files = {METRICS: table_bytes(metrics_table(metrics)), LEDGER: table_bytes(ledger)}
+        for name, document in (documents or {}).items():
+            files[f"{name}.json"] = json.dumps(document, indent=1, allow_nan=False).encode()
         files[MODEL] = encode_arrays(arrays, extra)
         for name, data in files.items():
             if name == MODEL:  # the last one: from here on the folder may be handed around

@@ -115,6 +115,7 @@ def main(grid: Grid, context: Context) -> None:
     require_told(config, record)
     guarantees = state_guarantees(config, record.releases + record.assumed)
     read = readings(config, record.releases + record.assumed)
+    explanation = explanation_of(config, problem, knowledge)
     folder.finish(
         {name: array.numpy() for name, array in result.arrays.items()},
         record.metrics,
@@ -131,7 +132,7 @@ def main(grid: Grid, context: Context) -> None:
             "readings": read,
         },
         assumed=record.assumed,
-        contributions=explanation_of(config, problem, knowledge),
+        documents={} if explanation is None else {"contributions": explanation},
     )
     for guarantee in guarantees:
         say(f"{guarantee.relation} relation, worst-off client: {guarantee.describe()}")
