@@ -22,13 +22,13 @@ from fedveil.datasets.fields import Choice
 from fedveil.datasets.images import image_schema
 from fedveil.datasets.schema import Schema
 
-__all__ = ["ArrayDescription", "read_array_description"]
+__all__ = ["ArrayDescription", "column_names", "read_array_description"]
 
 _ROLES = ("features", "target", "client")
 _BOUNDS = ("low", "high", "baseline")
 _LAYOUTS = ("channels-first", "channels-last")
 _MOST_CLASSES = 1_000_000  # a slip of the finger must not fill the memory
-_KEYS = (*_ROLES, "layout", *_BOUNDS, "classes")
+_KEYS = (*_ROLES, "layout", *_BOUNDS, "classes", "targets")
 _KNOWN = {"uint8": (0.0, 255.0, 0.0), "bool": (0.0, 1.0, 0.0)}  # the range of types that have one
 
 
@@ -41,7 +41,9 @@ def _example(target: str = "y") -> str:
         "high = 255\n"
         "baseline = 0         # public value of a private feature\n\n"
         f'[classes]            # 10 for whole numbers 0 to 9, or a list of every value, as in ["cat", "dog"]\n'
-        f"{name} = 10\n"
+        f"{name} = 10\n\n"
+        f"[targets.{name}]         # or, where numbers are predicted, their public range\n"
+        "low = 0\nhigh = 100\n"
     )
 
 
@@ -61,6 +63,8 @@ class ArrayDescription:
         ``low``, ``high`` and ``baseline``: a number, or a list of one for each of p features.
     classes : mapping
         Classes of each array that may be the target: a list, or a number n for 0 to n - 1.
+    targets : mapping
+        Public range of each array that may be predicted as a number, and its baseline or None.
     """
 
     path: Path
@@ -68,6 +72,7 @@ class ArrayDescription:
     layout: str = ""
     bounds: Mapping[str, Any] = field(default_factory=dict)
     classes: Mapping[str, Any] = field(default_factory=dict)
+    targets: Mapping[str, tuple[float, float, float | None]] = field(default_factory=dict)
 
     def choice(self, target: str) -> Choice:
         """Give the classes of a target.
@@ -141,6 +146,27 @@ class ArrayDescription:
         ValueError
             If the range is not known, or the baseline is outside it.
         """
+        shape = values.shape[1:]
+        low, high, baseline = self.bounds_of(name, values, target)
+        if len(shape) == 3:
+            bounds = float(low[0]), float(high[0]), float(baseline[0])
+            return image_schema(shape, target, classes, *bounds, client_column=client)
+        scaled = ((baseline - low) / (high - low)).astype(np.float32)
+        edges = low.astype(np.float32), high.astype(np.float32)
+        return Schema(
+            column_names(name, shape[0]), shape, *edges, scaled, target, classes, client_column=client
+        )
+
+    def bounds_of(
+        self, name: str, values: NDArray[Any], target: str
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Give low, high and baseline of every feature, in its own units; only shape and type are looked at.
+
+        Raises
+        ------
+        ValueError
+            If the range is not known, or the baseline is outside it.
+        """
         shape, count = values.shape[1:], math.prod(values.shape[1:])
         known = dict(zip(_BOUNDS, _KNOWN.get(values.dtype.name, ()))) | dict(self.bounds)
         absent = [key for key in _BOUNDS if key not in known]
@@ -152,13 +178,7 @@ class ArrayDescription:
         low, high, baseline = (self._bound(key, known[key], count, shape) for key in _BOUNDS)
         if not ((low <= baseline) & (baseline <= high) & (low < high)).all():
             raise ValueError(f"{self.path} needs low < high and a baseline between them for {name!r}.")
-        if len(shape) == 3:
-            bounds = float(low[0]), float(high[0]), float(baseline[0])
-            return image_schema(shape, target, classes, *bounds, client_column=client)
-        scaled = ((baseline - low) / (high - low)).astype(np.float32)
-        names = tuple(f"{name}{index}" for index in range(count))
-        edges = low.astype(np.float32), high.astype(np.float32)
-        return Schema(names, shape, *edges, scaled, target, classes, client_column=client)
+        return low, high, baseline
 
     def _bound(self, key: str, value: Any, count: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """Spread a number over all features."""
@@ -171,6 +191,11 @@ class ArrayDescription:
                 f" {count} for {count} features."
             )
         return np.broadcast_to(np.array(numbers, dtype=np.float64), count)
+
+
+def column_names(name: str, count: int) -> tuple[str, ...]:
+    """Name the features of an array of numbers (n, count)."""
+    return tuple(f"{name}{index}" for index in range(count))
 
 
 def read_array_description(path: Path, is_needed: bool) -> ArrayDescription:
@@ -211,4 +236,25 @@ def read_array_description(path: Path, is_needed: bool) -> ArrayDescription:
     if not isinstance(classes, dict):
         raise ValueError(f"{path} needs the classes by array, as in\n\n{_example()}")
     bounds = {key: content[key] for key in _BOUNDS if key in content}
-    return ArrayDescription(path, roles, layout, bounds, classes)
+    return ArrayDescription(path, roles, layout, bounds, classes, _targets(path, content.get("targets", {})))
+
+
+def _targets(path: Path, tables: Any) -> dict[str, tuple[float, float, float | None]]:
+    """Check the public ranges of targets."""
+    if not isinstance(tables, dict):
+        raise ValueError(f"{path} needs the targets' ranges by array, as in\n\n{_example()}")
+    ranges = {}
+    for name, table in tables.items():
+        keys = table.keys() if isinstance(table, dict) else set()
+        if not {"low", "high"} <= keys <= set(_BOUNDS) or not all(
+            type(number) in (int, float) and math.isfinite(number) for number in table.values()
+        ):
+            raise ValueError(
+                f"{path} needs finite numbers, low, high and perhaps baseline, as the range of the target {name!r}."
+            )
+        low, high = float(table["low"]), float(table["high"])
+        baseline = float(table["baseline"]) if "baseline" in keys else None
+        if not low < high or not (baseline is None or low <= baseline <= high):
+            raise ValueError(f"{path} needs low < high, and a baseline between, for the target {name!r}.")
+        ranges[name] = low, high, baseline
+    return ranges

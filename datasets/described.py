@@ -8,38 +8,40 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.datasets.description import Description
 from fedveil.datasets.encoding import Source, encode_table
 from fedveil.datasets.fields import Label, OneHot, Range, Thresholds
-from fedveil.datasets.request import DataRequest
+from fedveil.datasets.regression import RegressionData
+from fedveil.datasets.request import TASKS, DataRequest
 from fedveil.datasets.schema import Dataset, Records, Schema
 from fedveil.datasets.split import split_rows
 
 __all__ = ["load_file", "load_table"]
 
 
-def load_file(request: DataRequest, dataset: str, loader: Callable[..., Dataset]) -> Dataset:
-    """Load the user's file that a configuration names, by the format's function (such as ``load_csv``).
+def load_file(
+    request: DataRequest,
+    dataset: str,
+    loader: Callable[..., Dataset],
+    regression: Callable[..., RegressionData],
+) -> Dataset | RegressionData:
+    """Load the user's file that a configuration names, by the format's function for the task (such as ``load_csv``).
 
     Raises
     ------
     ValueError
         If the path or the target is not given, or as the loader says.
     """
-    request.allow(dataset, "data-path", "target", "data-schema", "client-column", "test-path")
+    request.allow(dataset, "data-path", "target", "data-schema", "client-column", "test-path", tasks=TASKS)
     for key, value in (("data-path", request.path), ("target", request.target)):
         if not value:
             raise ValueError(
                 f"dataset {dataset!r} needs {key}: give the file's path and the column to predict."
             )
-    return loader(
-        request.path,
-        request.target,
-        request.schema_path or None,
-        request.test_fraction,
-        request.seed,
-        request.client_column or None,
-        request.test_path or None,
-    )
+    shared = request.path, request.target, request.schema_path or None, request.test_fraction, request.seed
+    if request.task == "regression":
+        return regression(*shared, request.test_path or None)
+    return loader(*shared, request.client_column or None, request.test_path or None)
 
 
 def load_table(
@@ -83,16 +85,18 @@ def load_table(
     ValueError
         If a file is missing or malformed, a column is missing or not described, or a cell cannot be read.
     """
-    table = encode_table(open_source(path), described, target, client_column)
+    table = encode_table(open_source(path), described, target, client_column, Description.label)
     schema = _schema(table.features, table.label, client_column)
     ids = None if table.owners is None else _client_ids(table.owners)
-    records = Records(schema.scale(table.values), table.labels, ids)
+    records = Records(schema.scale(table.values), np.array(table.labels, dtype=np.int64), ids)
     if test_path is None:
         train, test = split_rows(len(records), test_fraction, seed)
         parts = records.take(train), records.take(test)
     else:
-        other = encode_table(open_source(test_path), described, target, client_column, is_test=True)
-        parts = records, Records(schema.scale(other.values), other.labels)
+        other = encode_table(
+            open_source(test_path), described, target, client_column, Description.label, is_test=True
+        )
+        parts = records, Records(schema.scale(other.values), np.array(other.labels, dtype=np.int64))
     scaled = f"public ranges of {described.name} mapped to [0, 1], values outside clipped"
     return Dataset(name, schema, *parts, scaled=scaled)
 

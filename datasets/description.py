@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,40 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.datasets.attributes import nearest
-from fedveil.datasets.fields import Choice, Label, OneHot, Range, Thresholds
+from fedveil.datasets.description_examples import (
+    OR_TEXTS,
+    class_example,
+    heading,
+    quantity_example,
+    range_example,
+    text_example,
+)
+from fedveil.datasets.fields import Choice, Label, OneHot, Quantity, Range, Thresholds
 
-__all__ = ["FIRST_LINE", "Description", "read_description"]
+__all__ = ["FIRST_LINE", "Description", "is_quantity", "read_description"]
 
 FIRST_LINE = "the first line of the file must name the columns"
 
 _KEYS = ("low", "high", "baseline", "categories", "classes", "thresholds")
 
 
-_OR_TEXTS = '# or, for a column of texts: categories = ["a", "b"] and baseline = "a"'
-
-
-def _heading(column: str) -> str:
-    """Write the TOML heading of a column's table, quoted unless the name is a bare key."""
-    is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", column)
-    return f"[columns.{column if is_bare else json.dumps(column, ensure_ascii=False)}]"
-
-
-def _range_example(column: str) -> str:
-    return (
-        f"{_heading(column)}\nlow = 0.0        # public range; values outside it are clipped"
-        "\nhigh = 100.0\nbaseline = 50.0  # public value of a missing or private cell"
-    )
-
-
-def _text_example(column: str) -> str:
-    return (
-        f'{_heading(column)}\ncategories = ["a", "b"]  # for a column of texts: all of them'
-        '\nbaseline = "a"          # public value of a missing or private cell'
-    )
-
-
-def _class_example(column: str) -> str:
-    return f'{_heading(column)}\nclasses = ["no", "yes"]  # every value of the target, as the file has it'
+def is_quantity(table: Mapping[str, Any]) -> bool:
+    """Tell from a column's table whether it can be predicted as a number."""
+    return "low" in table or "high" in table or not {"classes", "categories"} & table.keys()
 
 
 @dataclass(frozen=True)
@@ -110,8 +95,8 @@ class Description:
             raise ValueError(
                 f"{source} has columns without a public range, counted from 1: {places}; {named_by}; write a"
                 f" table for each into {self.path}, or list its name under ignore at the top, for example:\n\n"
-                f'ignore = ["my-id"]  # at the top\n\n{_range_example("my-number")}\n\n'
-                f"{_text_example('my-text')}\n"
+                f'ignore = ["my-id"]  # at the top\n\n{range_example("my-number")}\n\n'
+                f"{text_example('my-text')}\n"
             )
         if not columns:
             raise ValueError(
@@ -133,7 +118,7 @@ class Description:
         if absent:
             raise ValueError(
                 f"{where} has no {', no '.join(absent)}: write the column's public range and baseline, for"
-                f" example:\n\n{_range_example(column)}\n{_OR_TEXTS}\n"
+                f" example:\n\n{range_example(column)}\n{OR_TEXTS}\n"
             )
         low, high, baseline = (_number(where, key, table[key]) for key in ("low", "high", "baseline"))
         if not low <= baseline <= high or low == high:
@@ -161,7 +146,7 @@ class Description:
         if "thresholds" not in table:
             raise ValueError(
                 f"{self.path} does not say which classes the target {target!r} has: write for example:\n\n"
-                f"{_class_example(target)}\n# or thresholds = [10.0], to cut a number into classes\n"
+                f"{class_example(target)}\n# or thresholds = [10.0], to cut a number into classes\n"
             )
         raw = table["thresholds"] if isinstance(table["thresholds"], list) else []
         cuts = tuple(_number(where, "thresholds", cut) for cut in raw)
@@ -172,8 +157,40 @@ class Description:
             return cut
         return Thresholds(target, cuts, cut.classify(_number(where, "baseline", missing)))
 
+    def quantity(self, target: str) -> Quantity:
+        """Describe the target as a number.
+
+        Raises
+        ------
+        ValueError
+            If the schema file says that it is none, or says nothing of the column.
+        """
+        table, where = self.tables.get(target), self._where(target)
+        if table is None:
+            raise ValueError(
+                f"{self.path} does not describe the target {target!r}: write for example:\n\n"
+                f"{quantity_example(target)}\n"
+            )
+        if not is_quantity(table):
+            raise ValueError(
+                f"{where} has classes, and a regression predicts a number: choose another target, or write low and"
+                " high there if its cells are numbers."
+            )
+        absent = [key for key in ("low", "high") if key not in table]
+        if len(absent) == 1:
+            raise ValueError(
+                f"{where} has no {absent[0]}: write both ends of the target's public range, or none."
+            )
+        given = {key: _number(where, key, table[key]) for key in ("low", "high", "baseline") if key in table}
+        low, high, missing = given.get("low"), given.get("high"), given.get("baseline")
+        if low is not None and high is not None and not low < high:
+            raise ValueError(f"{where} needs low < high, got {low} and {high}.")
+        if missing is not None and not (low is None or high is None or low <= missing <= high):
+            raise ValueError(f"{where} has a baseline outside its range {low} to {high}: choose one within.")
+        return Quantity(target, low, high, missing)
+
     def _where(self, column: str) -> str:
-        return f"{self.path}, {_heading(column)}"
+        return f"{self.path}, {heading(column)}"
 
 
 def _number(where: str, key: str, value: Any) -> float:
@@ -214,7 +231,7 @@ def read_description(path: Path, target: str, source: Path) -> Description:
             f"There is no schema file {path} with the public description of {source}: write one with a table"
             " for each column that the first line of the data names, for example:\n\n"
             'ignore = ["my-id"]  # columns that are not used\n\n'
-            f"{_range_example('my-number')}\n\n{_text_example('my-text')}\n\n{_class_example(target)}\n"
+            f"{range_example('my-number')}\n\n{text_example('my-text')}\n\n{class_example(target)}\n"
         )
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -226,7 +243,7 @@ def read_description(path: Path, target: str, source: Path) -> Description:
         if key not in ("columns", "ignore", "missing"):
             raise ValueError(
                 f"{path} has the unknown key {key!r}: it may hold columns, ignore and missing, and a column's"
-                f" table is headed {_heading(key)}."
+                f" table is headed {heading(key)}."
             )
     texts = {"ignore": content.get("ignore", []), "missing": content.get("missing", ["NA"])}
     for key, value in texts.items():
@@ -234,11 +251,11 @@ def read_description(path: Path, target: str, source: Path) -> Description:
             raise ValueError(f'{path} needs a list of texts as {key}, as in {key} = ["NA"]')
     tables = content.get("columns", {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise ValueError(f"{path} needs a table for each column, as in\n\n{_range_example('age')}")
+        raise ValueError(f"{path} needs a table for each column, as in\n\n{range_example('age')}")
     for column, table in tables.items():
         for key in table:
             if key not in _KEYS:
                 raise ValueError(
-                    f"{path}, {_heading(column)} has the unknown key {key!r}; nearest: {nearest(key, _KEYS)}."
+                    f"{path}, {heading(column)} has the unknown key {key!r}; nearest: {nearest(key, _KEYS)}."
                 )
     return Description(path, tables, frozenset(texts["ignore"]), frozenset({"", *texts["missing"]}))

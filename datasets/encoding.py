@@ -1,4 +1,4 @@
-"""A table's cells as features, labels and clients, by the public description of its columns.
+"""A table's cells as features, targets and clients, by the public description of its columns.
 
 What every file format shares. A reader gives the cells as text, some rows at a time; every row becomes one
 record, in the file's order: no cell decides whether its row is used, so the number of records is public. A
@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.datasets.description import FIRST_LINE, read_description
-from fedveil.datasets.fields import Field, Label, OneHot, Owner, Range, Thresholds
+from fedveil.datasets.description import FIRST_LINE, Description, read_description
+from fedveil.datasets.fields import Field, Label, OneHot, Owner, Quantity, Range, Thresholds
 from fedveil.datasets.rows import check_header
 
 __all__ = ["Block", "Source", "Table", "encode_table"]
 
 T = TypeVar("T")
+L = TypeVar("L", bound=Label | Thresholds | Quantity)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,33 +76,38 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """A table's columns as arrays, in their own units.
+class Table(Generic[L]):
+    """A table's columns, in their own units.
 
     Parameters
     ----------
     features : sequence
         What describes the features, in the order of the schema file.
-    label : Label or Thresholds
+    label : Label, Thresholds or Quantity
         What describes the target.
     values : float64 array of shape (n, p)
         The features.
-    labels : int64 array of shape (n,)
-        Index of each record's class.
+    labels : list of n
+        The target of each record: the index of its class, or a number.
     owners : list of str, optional
         The client column's cells.
     """
 
     features: Sequence[Range | OneHot]
-    label: Label | Thresholds
+    label: L
     values: NDArray[np.float64]
-    labels: NDArray[np.int64]
+    labels: list[Any]
     owners: list[str] | None
 
 
 def encode_table(
-    source: Source, described: Path, target: str, client_column: str | None, is_test: bool = False
-) -> Table:
+    source: Source,
+    described: Path,
+    target: str,
+    client_column: str | None,
+    describe: Callable[[Description, str], L],
+    is_test: bool = False,
+) -> Table[L]:
     """Read a table by its description.
 
     Parameters
@@ -112,6 +118,9 @@ def encode_table(
         The schema file.
     target, client_column : str
         The column to predict, and the one that says whose a record is, where there is one.
+    describe : callable
+        Given the description and the target, says how the target is read: ``Description.label`` or
+        ``Description.quantity``.
     is_test : bool
         A test table needs no client column, and its records have no client.
 
@@ -130,12 +139,12 @@ def encode_table(
         description = read_description(described, target, source.path)  # says what to write
     skip = [target] if client_column is None else [target, client_column]
     features = description.features(source.header, skip, source.path, source.named_by)
-    label = description.label(target)
+    label = describe(description, target)
     owner = None if client_column is None or is_test else Owner(client_column)
     missing = description.missing | {source.restate(text) for text in description.missing}
     used = [field.column for field in (*features, label, *([owner] if owner else []))]
     values: list[NDArray[np.float64]] = []
-    labels: list[int] = []
+    labels: list[Any] = []
     owners: list[str] = []
     for block in source.blocks(used):
         columns = [_column(source, block, feature, missing) for feature in features]
@@ -144,8 +153,7 @@ def encode_table(
         owners += [] if owner is None else _column(source, block, owner, missing)
     if not labels:
         raise ValueError(f"{source.path} has columns but no rows: bring at least one record.")
-    arrays = np.concatenate(values), np.array(labels, dtype=np.int64)
-    return Table(features, label, *arrays, None if owner is None else owners)
+    return Table(features, label, np.concatenate(values), labels, None if owner is None else owners)
 
 
 def _column(source: Source, block: Block, field: Field[T], missing: Collection[str]) -> list[T]:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-__all__ = ["Choice", "Field", "Label", "OneHot", "Owner", "Range", "Thresholds"]
+__all__ = ["Choice", "Field", "Label", "OneHot", "Owner", "Quantity", "Range", "Thresholds"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -192,6 +192,22 @@ class Thresholds:
     def classify(self, value: float) -> int:
         """Count the thresholds at or below a number."""
         return int(np.searchsorted(self.cuts, value, side="right"))
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """The target as the number that it is; its public range is None where the description has none."""
+
+    column: str
+    low: float | None
+    high: float | None
+    baseline: float | None
+    listed: tuple[str, ...] = ()
+    allowed: str = "a finite number"
+
+    def encode(self, cell: str) -> float:
+        """Read a finite number, which is not clipped."""
+        return _number(cell)
 
 
 @dataclass(frozen=True)

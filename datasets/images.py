@@ -9,9 +9,26 @@ from numpy.typing import NDArray
 
 from fedveil.datasets.schema import Schema
 
-__all__ = ["as_pixels", "image_schema", "scale_rows"]
+__all__ = ["as_pixels", "image_schema", "pixel_names", "scale_rows"]
 
 _BLOCK = 1 << 22  # values scaled at a time: scaling works in float64
+
+
+def pixel_names(shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Name the features of images of one size, and for each the pixel that it comes from.
+
+    ``r<row>c<column>`` (one channel) or ``r<row>c<column>k<channel>``, channel by channel, rows from the top.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Channels, rows and columns.
+    """
+    channels, rows, columns = shape
+    pixels = tuple(f"r{row}c{column}" for row in range(rows) for column in range(columns))
+    if channels == 1:
+        return pixels, pixels
+    return tuple(f"{pixel}k{k}" for k in range(channels) for pixel in pixels), pixels * channels
 
 
 def image_schema(
@@ -43,26 +60,24 @@ def image_schema(
     Returns
     -------
     Schema
-        Features ``r<row>c<column>`` (one channel) or ``r<row>c<column>k<channel>``, channel by channel, rows
-        from the top. The pixel's name without its channel stands for all its channels.
+        Features as :func:`pixel_names` names them. The pixel's name without its channel stands for all its channels.
 
     Raises
     ------
     ValueError
         If the range is empty, or the baseline is outside it.
     """
-    channels, rows, columns = shape
-    pixels = tuple(f"r{row}c{column}" for row in range(rows) for column in range(columns))
-    count = channels * len(pixels)
+    names, pixels = pixel_names(shape)
+    count = len(names)
     return Schema(
-        names=pixels if channels == 1 else tuple(f"{pixel}k{k}" for k in range(channels) for pixel in pixels),
+        names=names,
         shape=shape,
         low=np.full(count, low, dtype=np.float32),
         high=np.full(count, high, dtype=np.float32),
         baseline=np.full(count, (baseline - low) / (high - low), dtype=np.float32),
         target=target,
         classes=classes,
-        sources=pixels * channels,
+        sources=pixels,
         client_column=client_column,
     )
 

@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 
 from fedveil.datasets.described import load_file, load_table
 from fedveil.datasets.encoding import Block, Source
+from fedveil.datasets.regression import RegressionData
+from fedveil.datasets.regression_table import load_regression_table
 from fedveil.datasets.request import DataRequest
 from fedveil.datasets.schema import Dataset
 
-__all__ = ["load", "load_parquet", "open_parquet"]
+__all__ = ["load", "load_parquet", "load_parquet_regression", "open_parquet"]
 
 _CHUNK = 1 << 14  # rows held as text at a time
 _NAMED_BY = "a Parquet file holds its columns' names"
@@ -34,9 +36,9 @@ _IS_READ: tuple[Callable[[Any], bool], ...] = (
 )
 
 
-def load(request: DataRequest) -> Dataset:
-    """Load the Parquet file that a configuration names; see :func:`load_parquet`."""
-    return load_file(request, "parquet", load_parquet)
+def load(request: DataRequest) -> Dataset | RegressionData:
+    """Load a Parquet file for a configuration; see :func:`load_parquet` and :func:`load_parquet_regression`."""
+    return load_file(request, "parquet", load_parquet, load_parquet_regression)
 
 
 def load_parquet(
@@ -78,14 +80,63 @@ def load_parquet(
     return load_table(
         open_parquet,
         source,
-        Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute(),
+        _described(source, schema_path),
         target,
         test_fraction,
         seed,
         client_column,
         None if test_path is None else Path(test_path).absolute(),
-        source.name.removesuffix(".parquet"),
+        _name(source),
     )
+
+
+def load_parquet_regression(
+    path: str | Path,
+    target: str,
+    schema_path: str | Path | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    test_path: str | Path | None = None,
+) -> RegressionData:
+    """Load a Parquet file for regression, each row a client's one record.
+
+    Parameters
+    ----------
+    path, schema_path, test_fraction, seed, test_path
+        As for :func:`load_parquet`.
+    target : str
+        The column to predict, of numbers; its public range is its ``low`` and ``high`` in the schema file, where the
+        privacy of labels needs one.
+
+    Returns
+    -------
+    RegressionData
+        Features in the order of the schema file, without the baseline category of a column of categories.
+
+    Raises
+    ------
+    ValueError
+        As for :func:`load_parquet`, and if the target is no number.
+    """
+    source = Path(path).absolute()
+    return load_regression_table(
+        open_parquet,
+        source,
+        _described(source, schema_path),
+        target,
+        test_fraction,
+        seed,
+        None if test_path is None else Path(test_path).absolute(),
+        _name(source),
+    )
+
+
+def _described(source: Path, schema_path: str | Path | None) -> Path:
+    return Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute()
+
+
+def _name(source: Path) -> str:
+    return source.name.removesuffix(".parquet")
 
 
 def open_parquet(path: Path) -> Source:

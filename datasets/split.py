@@ -7,12 +7,17 @@ from numpy.typing import NDArray
 
 from fedveil.streams import Stream, Streams
 
-__all__ = ["public_stream", "split_rows"]
+__all__ = ["public_stream", "public_streams", "split_rows"]
+
+
+def public_streams(seed: int) -> Streams:
+    """The streams of public draws: functions of the public data seed, whatever else is configured."""
+    return Streams.seeded("fedveil public data", seed)
 
 
 def public_stream(purpose: str, seed: int) -> Stream:
-    """Open the stream of one public draw: a function of the public data seed, whatever else is configured."""
-    return Streams.seeded("fedveil public data", seed).stream(purpose)
+    """Open the stream of one public draw."""
+    return public_streams(seed).stream(purpose)
 
 
 def split_rows(

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.datasets.described import load_table
-from fedveil.datasets.description import read_description
+from fedveil.datasets.description import is_quantity, read_description
 from fedveil.datasets.encoding import Block, Source
-from fedveil.datasets.request import DataRequest
+from fedveil.datasets.regression import RegressionData
+from fedveil.datasets.regression_table import load_regression_table
+from fedveil.datasets.request import TASKS, DataRequest
 from fedveil.datasets.schema import Dataset
 from fedveil.datasets.table import open_csv
 
@@ -27,19 +29,19 @@ __all__ = ["load_co2", "load_fair", "load_modechoice", "load_randhie"]
 _TARGET_KEYS = {"classes", "categories", "thresholds"}
 
 
-def load_fair(request: DataRequest) -> Dataset:
+def load_fair(request: DataRequest) -> Dataset | RegressionData:
     """Load 6,366 women's answers about their marriage: any affair, or (``yrs_married``) how long they are married.
 
     Parameters
     ----------
     request : DataRequest
-        ``target``, ``test_fraction`` and ``seed`` are used.
+        ``target``, ``test_fraction``, ``seed`` and ``task`` are used.
 
     Returns
     -------
-    Dataset
-        8 columns. The target is ``affairs``, none or any, where the request names none; the split depends on the
-        number of rows and the seed only.
+    Dataset or RegressionData
+        8 columns. The target is ``affairs``, none or any, or for a regression ``yrs_married``, where the request names
+        none; the split depends on the number of rows and the seed only.
 
     Raises
     ------
@@ -48,63 +50,71 @@ def load_fair(request: DataRequest) -> Dataset:
     ValueError
         If the request asks for something that the table does not have.
     """
-    return _load("fair", request, "affairs", "rate_marriage,religious")
+    return _load("fair", request, ("affairs", "yrs_married"), "rate_marriage,religious")
 
 
-def load_randhie(request: DataRequest) -> Dataset:
+def load_randhie(request: DataRequest) -> Dataset | RegressionData:
     """Load 20,190 person-years of the RAND Health Insurance Experiment: visits to a physician.
 
-    The target is ``mdvis``, none, one to three, or more; parameters, result and errors as for :func:`load_fair`.
+    The target is ``mdvis``: none, one to three, or more, or for a regression their number. Parameters, result and
+    errors as for :func:`load_fair`.
     """
-    return _load("randhie", request, "mdvis", "physlm,disea,hlthg,hlthf,hlthp")
+    return _load("randhie", request, ("mdvis", "mdvis"), "physlm,disea,hlthg,hlthf,hlthp")
 
 
-def load_modechoice(request: DataRequest) -> Dataset:
+def load_modechoice(request: DataRequest) -> Dataset | RegressionData:
     """Load 210 trips, 840 rows of one trip and one mode each, to predict whether the mode was chosen.
 
-    The target is ``choice``, or ``gc`` or ``mode``; ``client_column`` may be ``individual``, whose four rows are then
-    one client's, less those that are drawn for the test set. Result and errors as for :func:`load_fair`.
+    The target is ``choice``, or ``gc`` or ``mode``, and for a regression ``gc``, the generalised cost of the trip.
+    ``client_column`` may be ``individual``, whose four rows are then one client's, less those that are drawn for the
+    test set; in a regression each row is a client's. Result and errors as for :func:`load_fair`.
     """
     if request.client_column not in ("", "individual"):
         raise ValueError(
             f"client-column = {request.client_column!r}: the clients of dataset 'modechoice' can be those of the"
             " column 'individual'; name it, or leave client-column empty."
         )
-    return _load("modechoice", request, "choice", "hinc", "client-column", delimiter=";")
+    return _load("modechoice", request, ("choice", "gc"), "hinc", "client-column", delimiter=";")
 
 
-def load_co2(request: DataRequest) -> Dataset:
+def load_co2(request: DataRequest) -> Dataset | RegressionData:
     """Load 2,225 weeks of carbon dioxide at Mauna Loa, told from the date alone.
 
-    The features are the year (with decimals) and sine and cosine of the season; the target is ``co2`` at public
-    thresholds. The 59 weeks without a measurement are left out: the series is public, and so is which weeks it has.
-    Parameters, result and errors as for :func:`load_fair`.
+    The features are the year (with decimals) and sine and cosine of the season; the target is ``co2``, cut at public
+    thresholds or, for a regression, as it is. The 59 weeks without a measurement are left out: the series is public,
+    and so is which weeks it has. Parameters, result and errors as for :func:`load_fair`.
     """
-    return _load("co2", request, "co2", "", derive=_from_date)
+    return _load("co2", request, ("co2", "co2"), "", derive=_from_date)
 
 
 def _load(
     name: str,
     request: DataRequest,
-    default: str,
+    defaults: tuple[str, str],
     private: str,
     *keys: str,
     delimiter: str = ",",
     derive: Callable[[Source], Source] | None = None,
-) -> Dataset:
-    request.allow(name, "target", *keys)
+) -> Dataset | RegressionData:
+    """Load a table; ``defaults`` are its targets for classification and for regression."""
+    request.allow(name, "target", *keys, tasks=TASKS)
+    is_regression = request.task == "regression"
     if find_spec("statsmodels") is None:
         raise ModuleNotFoundError(
             f"The data set {name} comes with statsmodels, which is not installed: pip install 'fedveil[data]'."
         )
     described = Path(__file__).with_name("tables") / f"{name}.schema.toml"
-    target = request.target or default
+    target = request.target or defaults[is_regression]
     tables = read_description(described, target, _packed(name)).tables
-    possible = [column for column, table in tables.items() if _TARGET_KEYS & table.keys()]
+    possible = [
+        column
+        for column, table in tables.items()
+        if (is_quantity(table) if is_regression else _TARGET_KEYS & table.keys())
+    ]
     if target not in possible:
         raise ValueError(
             f"target = {target!r}: dataset {name!r} can predict {', '.join(sorted(possible))}; choose one of them, or"
-            f" leave target empty for {default}."
+            f" leave target empty for {defaults[is_regression]}."
         )
 
     def opened(path: Path) -> Source:
@@ -112,18 +122,10 @@ def _load(
         source = open_csv(path, delimiter) if path.is_file() else _from_loader(name, path)
         return source if derive is None else derive(source)
 
-    data = load_table(
-        opened,
-        _packed(name),
-        described,
-        target,
-        request.test_fraction,
-        request.seed,
-        request.client_column or None,
-        None,
-        name,
-    )
-    return replace(data, private=private)
+    shared = opened, _packed(name), described, target, request.test_fraction, request.seed
+    if is_regression:
+        return load_regression_table(*shared, None, name)
+    return replace(load_table(*shared, request.client_column or None, None, name), private=private)
 
 
 def _packed(name: str) -> Path:

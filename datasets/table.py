@@ -11,18 +11,20 @@ from pathlib import Path
 
 from fedveil.datasets.described import load_file, load_table
 from fedveil.datasets.encoding import Block, Source
+from fedveil.datasets.regression import RegressionData
+from fedveil.datasets.regression_table import load_regression_table
 from fedveil.datasets.request import DataRequest
 from fedveil.datasets.rows import read_rows
 from fedveil.datasets.schema import Dataset
 
-__all__ = ["load", "load_csv", "open_csv"]
+__all__ = ["load", "load_csv", "load_csv_regression", "open_csv"]
 
 _CHUNK = 1 << 14  # rows held as text at a time
 
 
-def load(request: DataRequest) -> Dataset:
-    """Load the CSV file that a configuration names; see :func:`load_csv`."""
-    return load_file(request, "csv", load_csv)
+def load(request: DataRequest) -> Dataset | RegressionData:
+    """Load a CSV file for a configuration; see :func:`load_csv` and :func:`load_csv_regression`."""
+    return load_file(request, "csv", load_csv, load_csv_regression)
 
 
 def load_csv(
@@ -68,14 +70,63 @@ def load_csv(
     return load_table(
         open_csv,
         source,
-        Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute(),
+        _described(source, schema_path),
         target,
         test_fraction,
         seed,
         client_column,
         None if test_path is None else Path(test_path).absolute(),
-        source.name.removesuffix(".gz").removesuffix(".csv"),
+        _name(source),
     )
+
+
+def load_csv_regression(
+    path: str | Path,
+    target: str,
+    schema_path: str | Path | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    test_path: str | Path | None = None,
+) -> RegressionData:
+    """Load a CSV file for regression, each row a client's one record.
+
+    Parameters
+    ----------
+    path, schema_path, test_fraction, seed, test_path
+        As for :func:`load_csv`.
+    target : str
+        The column to predict, of numbers; its public range is its ``low`` and ``high`` in the schema file, where the
+        privacy of labels needs one.
+
+    Returns
+    -------
+    RegressionData
+        Features in the order of the schema file, without the baseline category of a column of categories.
+
+    Raises
+    ------
+    ValueError
+        As for :func:`load_csv`, and if the target is no number.
+    """
+    source = Path(path).absolute()
+    return load_regression_table(
+        open_csv,
+        source,
+        _described(source, schema_path),
+        target,
+        test_fraction,
+        seed,
+        None if test_path is None else Path(test_path).absolute(),
+        _name(source),
+    )
+
+
+def _described(source: Path, schema_path: str | Path | None) -> Path:
+    return Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute()
+
+
+def _name(source: Path) -> str:
+    return source.name.removesuffix(".gz").removesuffix(".csv")
 
 
 def open_csv(path: Path, delimiter: str = ",") -> Source:
