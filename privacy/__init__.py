@@ -7,6 +7,8 @@ from fedveil.privacy.calibration import (
     calibrate_noise,
 )
 from fedveil.privacy.calibrations import CALIBRATIONS, StepCalibration, StepRequest, contribution_effect
+from fedveil.privacy.cohort_release import CohortRelease, participations, worst_mu
+from fedveil.privacy.confidence_region import Region, confidence_region
 from fedveil.privacy.contribution import (
     Contribution,
     ContributionKind,
@@ -19,16 +21,40 @@ from fedveil.privacy.convergence import (
     convergence_bound,
     softmax_smoothness,
 )
+from fedveil.privacy.correction import Correction, averaged
+from fedveil.privacy.directions import check_directions, draw_directions
 from fedveil.privacy.domain import WeakDelta
 from fedveil.privacy.filter import BudgetExceeded, PrivacyFilter, squared_mu
+from fedveil.privacy.fisher import modulated_fisher_information
 from fedveil.privacy.gaussian import compose_mu, gaussian_delta, gaussian_epsilon, gaussian_mu
+from fedveil.privacy.inference import (
+    Intervals,
+    asymptotic_covariance,
+    confidence_intervals,
+    least_squares_bias,
+)
 from fedveil.privacy.known import NOTHING, Known
 from fedveil.privacy.ledger import Guarantee, Ledger, rounded_up
 from fedveil.privacy.mechanism import StepMechanism, budgets, plan_step
+from fedveil.privacy.message_plan import Accounting, MessagePlan, plan_gradients, plan_messages
+from fedveil.privacy.modulation import (
+    Modulation,
+    SensitivityRule,
+    modulate,
+    modulated,
+    modulation_sensitivity,
+)
+from fedveil.privacy.moments import ModulatedMoments, NotAdditive
+from fedveil.privacy.normal_equations import NormalEquations, NotIdentified
+from fedveil.privacy.one_shot import Estimate, least_squares, one_shot
 from fedveil.privacy.plan import ClipRule, NoisePlan, Plan, split_budget
+from fedveil.privacy.projected_descent import descend, gradient, projected_step
 from fedveil.privacy.quantile import LEAST_SHARE_OF_CLIP, QuantileRelease, next_attribute_clip_norm
+from fedveil.privacy.reconstruction import ReconstructionBound, reconstruction_bound
+from fedveil.privacy.regularisation import Spectrum, regularised, regularised_spectrum
 from fedveil.privacy.release import RELATIONS, Chosen, Relation, Release, gradient_rows, rows_under
 from fedveil.privacy.sampled_shapley import SampledShapley, draw_permutations, sampled_shapley
+from fedveil.privacy.score_covariance import Target, score_covariance
 from fedveil.privacy.shapley import (
     MAX_EXACT,
     contribution_rate,
@@ -46,49 +72,88 @@ __all__ = [
     "MAX_EXACT",
     "NOTHING",
     "RELATIONS",
+    "Accounting",
     "BudgetExceeded",
     "Calibration",
     "Chosen",
     "ClipRule",
+    "CohortRelease",
     "Contribution",
     "ContributionKind",
     "ContributionRelease",
     "ConvergenceBound",
+    "Correction",
+    "Estimate",
     "Guarantee",
+    "Intervals",
     "Known",
     "Ledger",
+    "MessagePlan",
+    "ModulatedMoments",
+    "Modulation",
     "NoiseCalibration",
     "NoisePlan",
+    "NormalEquations",
+    "NotAdditive",
+    "NotIdentified",
     "Plan",
     "PrivacyFilter",
     "QuantileRelease",
+    "ReconstructionBound",
+    "Region",
     "Relation",
     "Release",
     "SampledShapley",
+    "SensitivityRule",
+    "Spectrum",
     "StepCalibration",
     "StepMechanism",
     "StepRequest",
     "StepTooLarge",
+    "Target",
     "WeakDelta",
+    "asymptotic_covariance",
+    "averaged",
     "budgets",
     "calibrate_noise",
+    "check_directions",
     "compose_mu",
     "composed_epsilon",
+    "confidence_intervals",
+    "confidence_region",
     "contribution_effect",
     "contribution_rate",
     "convergence_bound",
+    "descend",
+    "draw_directions",
     "draw_permutations",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_mu",
+    "gradient",
     "gradient_rows",
+    "least_squares",
+    "least_squares_bias",
+    "modulate",
+    "modulated",
+    "modulated_fisher_information",
+    "modulation_sensitivity",
     "next_attribute_clip_norm",
     "noise_aware_weight",
+    "one_shot",
+    "participations",
     "plan_contribution",
+    "plan_gradients",
+    "plan_messages",
     "plan_step",
+    "projected_step",
+    "reconstruction_bound",
+    "regularised",
+    "regularised_spectrum",
     "rounded_up",
     "rows_under",
     "sampled_shapley",
+    "score_covariance",
     "shapley_sensitivity",
     "shapley_values",
     "softmax_smoothness",
@@ -96,6 +161,7 @@ __all__ = [
     "squared_mu",
     "subsampled_epsilon",
     "subsampled_noise_multiplier",
+    "worst_mu",
     "zcdp_epsilon",
     "zcdp_rho",
 ]
