@@ -16,11 +16,12 @@ from fedveil import wire
 from fedveil.privacy import Plan
 from fedveil.strategies.agenda import Agenda
 from fedveil.strategies.aggregation import CentralMechanism, central_update, total_weight, weighted_mean
-from fedveil.strategies.fleet import Fleet, is_reply_to
+from fedveil.strategies.fleet import Fleet
 from fedveil.strategies.knowledge import Knowledge
 from fedveil.strategies.outcome import RoundOutcome
 from fedveil.strategies.reasons import one_line, ranges
 from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
+from fedveil.strategies.roll_call import is_reply_to
 from fedveil.strategies.sampling import sample_fixed, sample_poisson
 from fedveil.strategies.server_optimizer import ServerOptimizer
 from fedveil.streams import Streams

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -14,15 +11,12 @@ from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.privacy import Relation, Release
+from fedveil.strategies.reply_arrays import BadReply, read_array
 
 Row = tuple[str, int, Relation]
 """Name, step and relation of a ledger row."""
 
 __all__ = ["BadReply", "Expected", "TrainReply", "check_reply"]
-
-
-class BadReply(ValueError):
-    """A reply that must not reach the model; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -124,27 +118,8 @@ def _arrays(
     arrays: dict[str, NDArray[np.int64] | NDArray[np.float64]] = {}
     for name, array in record.items():
         shape = stacked + tuple(expected.shapes[name])
-        if (array.stype, array.dtype, tuple(array.shape)) != ("numpy.ndarray", str(dtype), shape):
-            raise BadReply(
-                f"{name} is {array.stype} {array.dtype}{tuple(array.shape)}, expected numpy.ndarray {dtype}{shape}"
-            )
-        # only the bytes that numpy writes for such an array: parsing a foreign header may fail in any way, and
-        # the header may declare more memory than there is
-        header, size = _header(dtype, shape), math.prod(shape) * dtype.itemsize
-        if len(array.data) != len(header) + size or not array.data.startswith(header):
-            raise BadReply(f"{name} does not hold the {dtype}{shape} that its label says")
-        values: NDArray[Any] = np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
-        if not np.all(np.isfinite(values)):
-            raise BadReply(f"{name} is not finite")
-        arrays[name] = values
+        arrays[name] = read_array(name, array, dtype, shape)
     return arrays
-
-
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """What stands before the values of a C-ordered array in numpy's file format."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": shape})
-    return buffer.getvalue()
 
 
 def _releases(record: ConfigRecord, took_part: tuple[int, ...], expected: Expected) -> tuple[Release, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from fedveil.streams import Streams
 SHAPES = {"weight": (2, 3), "bias": (2,)}
 EXAMPLES = {client: 10 * (client + 1) for client in range(6)}
 CODE = {"library": "0.1.0", "source": "f00d"}
+
+_TOWN = runpy.run_path(str(Path(__file__).with_name("message_scene.py")))["Town"]
 
 Answer = Callable[[Message], Message | RecordDict | Error | None]
 
@@ -221,3 +225,15 @@ def bits(arrays: Mapping[str, np.ndarray] | ArrayRecord) -> dict[str, bytes]:
 def bits_fixture() -> Callable[..., dict[str, bytes]]:
     """Compare models by their bits."""
     return bits
+
+
+@pytest.fixture
+def town() -> Any:
+    """People with one record each, and their nodes: see message_scene.py."""
+    return _TOWN(ScriptedGrid)
+
+
+@pytest.fixture
+def new_town() -> Callable[..., Any]:
+    """Another town, with settings of its own."""
+    return lambda **settings: _TOWN(ScriptedGrid, **settings)

@@ -1,0 +1,322 @@
+"""The loop of rounds of messages: draw clients, ask, add up what is good, learn, evaluate, tell; and resume."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from fedveil import wire
+from fedveil.moment_sums import SumGrid
+from fedveil.privacy import CohortRelease, Estimate, MessagePlan, ModulatedMoments
+from fedveil.strategies.attendance import Attendance, Participation
+from fedveil.strategies.census import Census
+from fedveil.strategies.message_rounds import Collected, MessageRounds, Reply
+from fedveil.strategies.modulated_outcome import ModulatedOutcome
+from fedveil.strategies.private_averaging import EvaluateFn
+from fedveil.streams import Streams
+
+__all__ = ["MessageStrategy", "State"]
+
+FloatArray = NDArray[np.float64]
+State = dict[str, NDArray[np.generic]]
+
+
+@dataclass(kw_only=True, eq=False)
+class MessageStrategy(Strategy):
+    """Federated regression from one message a client and round; what is learned from the sums is the subclass's.
+
+    Parameters
+    ----------
+    census : Census
+        Which node hosts which clients.
+    plan : MessagePlan or None
+        Noise and cost of every message, and how often a client may send; None: no noise, in simulations only.
+    dimension : int
+        d, features of a record. Coefficients are d slopes, then the intercept.
+    streams : Streams
+        Draws of clients and directions.
+    run : str
+        The run's short name; nodes file their ledger under it.
+    code : mapping of str to str
+        Library version and source hash that every reply must carry.
+    variant : str
+        Which of the nodes' plans is asked for: "main", or a comparator's.
+    reply : {"sum", "each"}
+        What nodes send; the coefficients have the same bits either way.
+    participation : {"all", "sampled", "cohorts"}
+    fraction_train : float
+        Share of the clients in a round, for "sampled".
+    ranges : (float64 array (d,), float64 array (d,)), optional
+        Estimated center and spread that clients are to scale their features by.
+    completed_rounds : int
+        Rounds already done, when a run is resumed; call :meth:`restore` too.
+    on_round : callable, optional
+        Called with the ModulatedOutcome of each round, round 0 (the initial model) included.
+    """
+
+    census: Census
+    plan: MessagePlan | None
+    dimension: int
+    streams: Streams
+    run: str
+    code: Mapping[str, str]
+    variant: str = "main"
+    reply: Reply = "sum"
+    participation: Participation = "all"
+    fraction_train: float = 1.0
+    ranges: tuple[FloatArray, FloatArray] | None = None
+    completed_rounds: int = 0
+    on_round: Callable[[ModulatedOutcome], None] | None = None
+    say: Callable[[str], None] = print
+
+    coefficients: FloatArray = field(init=False)
+    solved: Estimate | None = field(default=None, init=False)
+    moments: ModulatedMoments | None = field(default=None, init=False)
+    problem: str | None = field(default=None, init=False)
+    projected: bool = field(default=False, init=False)
+    _attendance: Attendance = field(init=False)
+    _rounds: MessageRounds = field(init=False)
+    _num_rounds: int = field(default=1, init=False)
+    _clients: NDArray[np.int64] = field(init=False)
+    _sent_directions: FloatArray = field(init=False)
+    _asked: list[Message] = field(default_factory=list, init=False)
+    _collected: Collected | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Everything that does not change from round to round."""
+        self.coefficients = np.zeros(self.dimension + 1)
+        self._clients = np.zeros(0, np.int64)
+        self._attendance = Attendance(
+            self.census.num_clients,
+            self.participation,
+            self.streams,
+            num_releases=None if self.plan is None else self.plan.num_releases,
+            fraction=self.fraction_train,
+        )
+        self._rounds = MessageRounds(
+            census=self.census,
+            plan=self.plan,
+            mechanism=self._mechanism,
+            grid=self._grid(),
+            dimension=self.dimension,
+            run=self.run,
+            code=self.code,
+            variant=self.variant,
+            reply=self.reply,
+        )
+
+    @property
+    @abstractmethod
+    def _mechanism(self) -> wire.Mechanism:
+        """What clients are asked for."""
+
+    @abstractmethod
+    def _grid(self) -> SumGrid:
+        """The public fixed-point grid of the sums."""
+
+    @abstractmethod
+    def _directions(self, server_round: int) -> FloatArray:
+        """The (m, d) directions of a round, m = 0 without modulation."""
+
+    @abstractmethod
+    def _learn(self, server_round: int, collected: Collected, directions: FloatArray) -> None:
+        """Take in what came back; some client took part. Sets ``coefficients`` and what else there is to tell."""
+
+    def _own_state(self) -> State:
+        """What the subclass keeps from round to round."""
+        return {}
+
+    def _take_state(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        """Go on from :meth:`_own_state`."""
+
+    def summary(self) -> None:
+        """Say how the rounds will run."""
+        who = {
+            "all": "all clients",
+            "sampled": f"{self.fraction_train:g} of the clients",
+            "cohorts": "one of disjoint cohorts",
+        }[self.participation]
+        nodes = "1 node" if self.census.num_nodes == 1 else f"{self.census.num_nodes} nodes"
+        self.say(f"each round asks {who} on {nodes} for one message a client")
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 1,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the rounds; Flower's loop, plus resuming, a callback a round, and an end when every budget is spent.
+
+        Parameters
+        ----------
+        initial_arrays : ArrayRecord
+            ``coefficients``, float64 (d + 1,).
+        evaluate_fn : callable, optional
+            ``evaluate_fn(server_round, arrays)``: figures of the server's public test set. Nodes are never asked to
+            evaluate: a figure of private records would be a release.
+
+        Raises
+        ------
+        NoGoodReplies
+            If a round has no usable reply at all.
+        ValueError
+            If the initial coefficients are not d + 1 finite numbers.
+        """
+        self.coefficients = self._initial(initial_arrays)
+        self._num_rounds = num_rounds
+        result = Result(arrays=self._record())
+        self.summary()
+        for server_round in range(self.completed_rounds, num_rounds + 1):
+            began = time.monotonic()
+            if server_round == self.completed_rounds:
+                if server_round > 0:
+                    continue  # this round's outcome is already on disk
+            else:
+                if not self._attendance.able().any():
+                    self.say(
+                        f"every client has spent its budget: the run ends after round {server_round - 1}"
+                    )
+                    break
+                requests = self.configure_train(server_round, result.arrays, ConfigRecord(), grid)
+                replies = grid.send_and_receive(requests, timeout=timeout) if requests else []
+                arrays, metrics = self.aggregate_train(server_round, replies)
+                result.arrays = arrays if arrays is not None else result.arrays
+                result.train_metrics_clientapp[server_round] = metrics
+            evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
+            if evaluation is not None:
+                result.evaluate_metrics_serverapp[server_round] = evaluation
+            if self.on_round:
+                self.on_round(self._outcome(server_round, evaluation, time.monotonic() - began))
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """One message to every node that hosts a client of this round."""
+        self._clients = self._attendance.draw(server_round, self._num_rounds)
+        self._sent_directions = self._directions(server_round)
+        sent = {wire.COEFFICIENTS: self.coefficients, wire.DIRECTIONS: self._sent_directions}
+        if self.ranges is not None:
+            sent |= {wire.CENTER: self.ranges[0], wire.SPREAD: self.ranges[1]}
+        self._asked = self._rounds.requests(server_round, self._clients, sent)
+        return self._asked
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord]:
+        """The next coefficients from the good replies; a bad or missing one is dropped by name and counted.
+
+        Raises
+        ------
+        NoGoodReplies
+            If clients were asked and no reply was good.
+        """
+        self.solved, self.problem, self.projected = None, None, False
+        collected = self._rounds.collect(server_round, self._clients, self._asked, replies)
+        self._collected = collected
+        for reason in collected.failures:
+            self.say(f"round {server_round}: dropped {reason}")
+        self._attendance.paid(collected.took_part)
+        self._attendance.paid(collected.lost)
+        self._attendance.stop(collected.out_of_budget)
+        metrics = MetricRecord({"clients": len(collected.took_part), "failures": len(collected.failures)})
+        if not len(collected.took_part):
+            self.say(f"round {server_round}: every client of the round has spent its budget; the model stays")
+            return None, metrics
+        self._learn(server_round, collected, self._sent_directions)
+        if self.problem is not None:
+            self.say(f"round {server_round}: {self.problem}")
+        return self._record(), metrics
+
+    def interrupted(self, server_round: int, num_rounds: int) -> tuple[CohortRelease, ...]:
+        """Messages that clients may have sent in a round which the server did not live to see.
+
+        They count in the run's ledger, and stop nobody here: whether they left is known to the nodes' own ledgers,
+        which refuse whoever has spent his budget. Who was sampled is forgotten where draws are not from a seed, so
+        every client that could have been counts.
+        """
+        clients = np.flatnonzero(self._attendance.able())
+        if self.participation == "cohorts":
+            clients = self._attendance.draw(server_round, num_rounds)
+        return self._rounds.sent(clients, server_round)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """No messages: the model is evaluated on the server's public test set."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing to aggregate; see :meth:`configure_evaluate`."""
+        return None
+
+    def state(self) -> State:
+        """All that a resumed run needs to end like an unbroken one, as arrays by name."""
+        return {"coefficients": self.coefficients.copy(), **self._attendance.state(), **self._own_state()}
+
+    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        """Go on from :meth:`state`; give its ``coefficients`` to :meth:`start`.
+
+        Raises
+        ------
+        ValueError
+            If the state is of another number of clients or features.
+        """
+        if np.shape(state["coefficients"]) != (self.dimension + 1,):
+            raise ValueError(
+                f"the saved state has {np.size(state['coefficients'])} coefficients, and the run {self.dimension + 1}: "
+                "resume it with the data it was started with."
+            )
+        self.coefficients = np.array(state["coefficients"], np.float64)
+        self._attendance.restore(state)
+        self._take_state(state)
+
+    def _initial(self, arrays: ArrayRecord) -> FloatArray:
+        if list(arrays) != [wire.COEFFICIENTS]:
+            raise ValueError(f"the initial arrays are {list(arrays)}: give one, {wire.COEFFICIENTS!r}.")
+        values = np.array(arrays[wire.COEFFICIENTS].numpy(), np.float64)
+        if values.shape != (self.dimension + 1,) or not np.isfinite(values).all():
+            raise ValueError(
+                f"the initial coefficients have shape {values.shape}: give {self.dimension + 1} finite numbers, the "
+                "slopes and then the intercept."
+            )
+        return values
+
+    def _record(self) -> ArrayRecord:
+        return ArrayRecord({wire.COEFFICIENTS: Array(self.coefficients)})
+
+    def _outcome(
+        self, server_round: int, evaluation: MetricRecord | None, seconds: float
+    ) -> ModulatedOutcome:
+        figures = {
+            key: float(value) for key, value in (evaluation or {}).items() if not isinstance(value, list)
+        }
+        collected = self._collected
+        return ModulatedOutcome(
+            server_round=server_round,
+            coefficients=self.coefficients.copy(),
+            evaluation=figures,
+            seconds=seconds,
+            directions=None if collected is None else self._sent_directions,
+            releases=() if collected is None else self._rounds.sent(collected.took_part, server_round),
+            assumed=() if collected is None else self._rounds.sent(collected.lost, server_round),
+            estimate=self.solved,
+            moments=self.moments,
+            num_clients=0 if collected is None else len(collected.took_part),
+            out_of_budget=int(self._attendance.stopped.sum()),
+            failures=() if collected is None else collected.failures,
+            problem=self.problem,
+            projected=self.projected,
+        )

@@ -1,0 +1,63 @@
+"""ModulatedOneShot: one round of messages, and the coefficients solved for from their moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedveil.privacy import one_shot
+from fedveil.strategies.message_rounds import Collected
+from fedveil.strategies.message_strategy import FloatArray
+from fedveil.strategies.modulated_strategy import ModulatedStrategy
+from fedveil.strategies.private_averaging import EvaluateFn
+
+__all__ = ["ModulatedOneShot"]
+
+
+@dataclass(kw_only=True, eq=False)
+class ModulatedOneShot(ModulatedStrategy):
+    """One-shot private regression: every client sends once, the server solves (THEORY 2; arXiv 2605.07233).
+
+    Floor and ridge come from the known noise level, so the estimate is free post-processing of the moments. Where the
+    moments say nothing of the slopes they are 0 and the intercept is the mean label, and a line says so. The moments
+    are kept, for intervals.
+
+    Parameters
+    ----------
+    ridge : float, optional
+        Ridge >= 0 in the unit of a squared feature; None: from the known noise level, see :func:`one_shot`.
+    """
+
+    ridge: float | None = None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 1,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the round; see :meth:`MessageStrategy.start`.
+
+        Raises
+        ------
+        ValueError
+            If more than one round is asked for.
+        """
+        if num_rounds != 1:
+            raise ValueError(f"num_rounds = {num_rounds} is not allowed: one-shot learning has 1 round.")
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    def _learn(self, server_round: int, collected: Collected, directions: FloatArray) -> None:
+        self.moments = self._moments_of(collected, directions)
+        self.solved = one_shot(self.moments.normal_equations(), bound=self.bound, ridge=self.ridge)
+        self.problem = self.solved.problem
+        self.coefficients = self.solved.coefficients

@@ -1,0 +1,184 @@
+"""The range round: one message a client for the mean and the spread of every feature, before records are scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedveil import wire
+from fedveil.privacy import CohortRelease, MessagePlan, ModulatedMoments, Modulation
+from fedveil.strategies.census import Census
+from fedveil.strategies.message_moments import message_grid, moments_of
+from fedveil.strategies.message_rounds import MessageRounds
+
+__all__ = ["RangeEstimate", "range_round", "ranges_of"]
+
+FloatArray = NDArray[np.float64]
+
+_CLEAR = 2.0
+"""How many times its own noise an estimated variance has to be, to be taken for one."""
+
+
+@dataclass(frozen=True, eq=False)
+class RangeEstimate:
+    """Center and spread of every feature, from released values alone, and what they cost.
+
+    Attributes
+    ----------
+    center, spread : float64 array (d,)
+        In the unit of the public standardisation: what clients subtract, and divide by, before they clip.
+    fallback : bool array (d,)
+        Features whose estimate is mostly noise; they have the public center and half the public spread.
+    releases, assumed : tuple of CohortRelease
+        The messages that arrived, and those of missing or bad replies, which may have left their clients.
+    num_clients, out_of_budget : int
+        Clients that took part, and that say they have spent their budget.
+    failures : tuple of str
+        One sentence for every reply that was missing or refused.
+    """
+
+    center: FloatArray
+    spread: FloatArray
+    fallback: NDArray[np.bool_]
+    releases: tuple[CohortRelease, ...] = ()
+    assumed: tuple[CohortRelease, ...] = ()
+    num_clients: int = 0
+    out_of_budget: int = 0
+    failures: tuple[str, ...] = ()
+
+
+def range_round(
+    grid: Grid,
+    census: Census,
+    *,
+    plan: MessagePlan,
+    modulation: Modulation,
+    bound: float,
+    dimension: int,
+    run: str,
+    code: Mapping[str, str],
+    label_scale: float | None = None,
+    largest_label: float | None = None,
+    variant: str = "range",
+    public_center: FloatArray | None = None,
+    public_spread: FloatArray | None = None,
+    timeout: float = 3600,
+    say: Callable[[str], None] = print,
+) -> RangeEstimate:
+    """Ask every client once, in round 0, for its record without a wave; post-process the sums.
+
+    Parameters
+    ----------
+    plan : MessagePlan
+        Noise and cost of these messages: the share of each client's budget that ranges may use.
+    modulation : Modulation
+        Only c = 1 - alpha is used.
+    bound : float
+        B, the L2 norm to which publicly standardised records are clipped here.
+    label_scale, largest_label
+        As for the messages of the run; see :class:`fedveil.strategies.ModulatedOneShot`.
+    variant : str
+        The nodes' name of this plan.
+    public_center, public_spread : float64 array (d,), optional
+        What is expected where an estimate is mostly noise, and the most that a spread may be; 0 and 1 when left out,
+        which is right for features standardised to [-1, 1].
+
+    Returns
+    -------
+    RangeEstimate
+        Its releases are under the plan's relation, which they cost like any other message.
+
+    Raises
+    ------
+    NoGoodReplies
+        If no node sent a usable reply.
+    """
+    wave = replace(modulation, amplitude=0.0)
+    sums_grid = message_grid(
+        census.num_clients,
+        plan=plan,
+        modulation=wave,
+        bound=bound,
+        label_scale=label_scale,
+        largest_label=largest_label,
+    )
+    rounds = MessageRounds(census, plan, "range", sums_grid, dimension, run, code, variant)
+    clients = np.arange(census.num_clients)
+    sent = {wire.COEFFICIENTS: np.zeros(dimension + 1), wire.DIRECTIONS: np.zeros((0, dimension))}
+    requests = rounds.requests(0, clients, sent)
+    collected = rounds.collect(0, clients, requests, grid.send_and_receive(requests, timeout=timeout))
+    for reason in collected.failures:
+        say(f"ranges: dropped {reason}")
+    center = np.zeros(dimension) if public_center is None else np.asarray(public_center, np.float64)
+    spread = np.ones(dimension) if public_spread is None else np.asarray(public_spread, np.float64)
+    if len(collected.took_part):
+        moments = moments_of(
+            collected,
+            sums_grid,
+            plan=plan,
+            modulation=wave,
+            directions=np.zeros((0, dimension)),
+            label_scale=label_scale,
+        )
+        center, spread, fallback = ranges_of(moments, center, spread)
+    else:
+        fallback, spread = np.ones(dimension, np.bool_), spread / 2
+    say(
+        f"ranges of {dimension} features estimated from {len(collected.took_part)} clients"
+        + (
+            f"; {fallback.sum()} keep the public range: their estimate is mostly noise"
+            if fallback.any()
+            else ""
+        )
+    )
+    return RangeEstimate(
+        center=center,
+        spread=spread,
+        fallback=fallback,
+        releases=rounds.sent(collected.took_part, 0),
+        assumed=rounds.sent(collected.lost, 0),
+        num_clients=len(collected.took_part),
+        out_of_budget=len(collected.out_of_budget),
+        failures=collected.failures,
+    )
+
+
+def ranges_of(
+    moments: ModulatedMoments, public_center: FloatArray, public_spread: FloatArray
+) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
+    """Center, spread and fallback of every feature from moments of messages without a wave: post-processing.
+
+    The debiased variance of a feature has, from noise alone, a standard deviation of l = (sigma^2/c^2) sqrt(2/K), and
+    the mean a variance of e = sigma^2/(c^2 K): both known. Expected beforehand is a standard deviation p of half the
+    public spread, and both estimates are drawn to what is expected as far as their noise says: the variance by the
+    factor p^4/(p^4 + l^2), the mean by p^2/(p^2 + e). A variance of at most 2 l is mostly noise: its feature falls back
+    to the public center and p. No spread is above the public one.
+
+    Parameters
+    ----------
+    moments : ModulatedMoments
+        Of publicly standardised, clipped records; they know their noise.
+    public_center, public_spread : float64 array (d,)
+
+    Returns
+    -------
+    center, spread : float64 array (d,)
+    fallback : bool array (d,)
+    """
+    equations = moments.normal_equations()
+    mean = equations.covariance[:-1, -1]
+    variance = np.diag(equations.covariance)[:-1] - mean**2
+    noise = equations.noise_variance * np.sqrt(2 / equations.count)
+    # a constant column has variance 0 but for rounding: divided by that, it would be anything
+    fallback = variance <= np.maximum(_CLEAR * noise, 1e-12 * public_spread**2)
+    expected = (public_spread / 2) ** 2
+    believed = expected**2 / (expected**2 + noise**2)
+    drawn = believed * np.maximum(variance, 0.0) + (1 - believed) * expected
+    spread = np.minimum(np.sqrt(np.where(fallback, expected, drawn)), public_spread)
+    trusted = expected / (expected + equations.noise_variance / equations.count)
+    center = public_center + np.where(fallback, 0.0, trusted * (mean - public_center))
+    return center, spread, fallback

@@ -1,0 +1,116 @@
+"""The roll call: wait until every node is there, ask each who it is, and refuse nodes that run other code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedveil import wire
+from fedveil.strategies.reasons import one_line
+
+__all__ = ["FleetError", "call_roll", "is_reply_to"]
+
+_POLL = 0.05  # seconds between looks at the nodes that have registered
+
+
+class FleetError(RuntimeError):
+    """The nodes are not all there, or not what they must be."""
+
+
+def call_roll(
+    grid: Grid, *, expected: Mapping[str, str], timeout: float
+) -> list[tuple[int, str, ConfigRecord]]:
+    """What every node says of itself, in the order of the shares of clients that they host.
+
+    A run starts before its nodes have registered, so the first one is asked how many there are to be.
+
+    Parameters
+    ----------
+    expected : mapping
+        Library version and source hash of the server; a node with others runs other code.
+    timeout : float
+        Seconds to wait for all nodes, and again for all answers.
+
+    Returns
+    -------
+    list of tuple
+        Node id, the node's name for people, and its answer.
+
+    Raises
+    ------
+    FleetError
+        If nodes are missing, run other code or fail.
+    """
+    first = _wait_for(grid, 1, timeout)[0]
+    answers = _ask(grid, [first], timeout)
+    total = _integer(answers[first], wire.PARTITIONS)
+    others = [node for node in _wait_for(grid, total, timeout) if node != first]
+    answers |= _ask(grid, others, timeout) if others else {}
+    present = sorted(answers.items(), key=lambda item: _integer(item[1], wire.PARTITION))
+    return [(node, _named(answer, expected), answer) for node, answer in present]
+
+
+def is_reply_to(reply: Message, request: Message) -> bool:
+    """Whether a reply answers this request; an error reply for a dead node does not carry that node's id."""
+    return (
+        bool(request.metadata.message_id)
+        and reply.metadata.reply_to_message_id == request.metadata.message_id
+    )
+
+
+def _named(answer: ConfigRecord, expected: Mapping[str, str]) -> str:
+    name = f"node {_integer(answer, wire.PARTITION)}"
+    for key, value in expected.items():
+        if answer.get(key) != value:
+            raise FleetError(
+                f"{name} runs other code than the server ({key} {answer.get(key)!r}, here {value!r}): stop "
+                "the local SuperLink (it keeps the folder and the environment of its first run) or install the "
+                "same fedveil."
+            )
+    return name
+
+
+def _wait_for(grid: Grid, count: int, timeout: float) -> list[int]:
+    end = time.monotonic() + timeout
+    while len(nodes := sorted(grid.get_node_ids())) < count:
+        if time.monotonic() > end:
+            raise FleetError(
+                f"{len(nodes)} of {count} nodes are connected after {timeout:.0f} s; start the others."
+            )
+        time.sleep(_POLL)
+    return nodes
+
+
+def _ask(grid: Grid, nodes: list[int], timeout: float) -> dict[int, ConfigRecord]:
+    requests = [
+        Message(RecordDict({wire.CONFIG: ConfigRecord()}), dst_node_id=node, message_type=wire.QUERY_IDENTIFY)
+        for node in nodes
+    ]
+    answers: dict[int, ConfigRecord] = {}
+    for reply in grid.send_and_receive(requests, timeout=timeout):
+        node = next(
+            (m.metadata.dst_node_id for m in requests if is_reply_to(reply, m)), reply.metadata.src_node_id
+        )
+        if reply.has_error():
+            raise FleetError(f"node {node} cannot start: {one_line(reply.error.reason or 'no reason given')}")
+        records = reply.content.config_records if reply.has_content() else {}
+        if wire.CONFIG not in records:
+            raise FleetError(f"node {node} does not run a FedVeil ClientApp.")
+        answers[node] = records[wire.CONFIG]
+    if missing := set(nodes) - set(answers):
+        raise FleetError(
+            f"{len(missing)} of {len(nodes)} nodes did not say who they are within {timeout:.0f} s."
+        )
+    return answers
+
+
+def _integer(answer: ConfigRecord, key: str) -> int:
+    value = answer.get(key)
+    if type(value) is not int or value < 0:  # no bools
+        raise FleetError(
+            f"a node did not say its {key}; set partition-id and num-partitions in its --node-config."
+        )
+    return value
