@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import get_args
 
-from fedveil.artifacts import ReplayMismatch
-from fedveil.privacy import BudgetExceeded, Relation, Release, squared_mu
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.artifacts import ReplayMismatch, cohort_rows
+from fedveil.artifacts.cohort_rows import Sent
+from fedveil.privacy import BudgetExceeded, CohortRelease, Relation, Release, squared_mu
 
 __all__ = ["MemoryLedger"]
 
@@ -24,6 +28,7 @@ class MemoryLedger:
     def __init__(self) -> None:
         self._sends: dict[tuple[str, int], list[Send]] = {}
         self._notes: dict[tuple[str, int, int], str] = {}
+        self._cohorts: dict[str, list[Sent]] = {}
         self._lock = Lock()
 
     def record(
@@ -60,6 +65,50 @@ class MemoryLedger:
                 new.append((client, send))
             for client, send in new:
                 self._sends.setdefault((run, client), []).append(send)
+
+    def record_cohort(
+        self,
+        run: str,
+        digests: Mapping[int, bytes],
+        cohort: CohortRelease,
+        *,
+        replay: bool,
+        budget: Mapping[Relation, float],
+        note: str | None = None,
+    ) -> None:
+        """Add a cohort's message, as :meth:`fedveil.artifacts.NodeLedger.record_cohort` does."""
+        sent = Sent(digests, cohort)
+        with self._lock:
+            before = self._cohorts.setdefault(run, [])
+            if replay:
+                sent = cohort_rows.unsent(run, sent, before)
+            if sent.cohort.count:
+                if not self.affordable(run, sent.cohort, replay=replay, budget=budget).all():
+                    raise BudgetExceeded(
+                        "a client has spent its budget on another request in the meantime: the messages of round "
+                        f"{sent.round} of run {run!r} do not leave."
+                    )
+                before.append(sent)
+            if note is not None:
+                self.note(run, int(cohort.clients[0]) if cohort.count else -1, sent.round, note)
+
+    def affordable(
+        self, run: str, cohort: CohortRelease, *, replay: bool, budget: Mapping[Relation, float]
+    ) -> NDArray[np.bool_]:
+        """Which clients of a cohort can make a release and keep every budget."""
+        past = cohort.release.round if replay else None
+        return cohort_rows.affordable(cohort, budget, self._cohorts.get(run, ()), except_round=past)
+
+    def spent_each(
+        self, run: str, clients: NDArray[np.int64], relation: Relation, *, except_round: int | None = None
+    ) -> NDArray[np.float64]:
+        """Sum of mu^2 over the releases of each client of cohorts, rounded up."""
+        return cohort_rows.spent_of(clients, relation, self._cohorts.get(run, ()), except_round=except_round)
+
+    def cohort_releases(self, run: str | None = None) -> tuple[CohortRelease, ...]:
+        """Releases of cohorts of one run or all runs."""
+        runs = self._cohorts if run is None else [run]
+        return tuple(sent.cohort for name in runs for sent in self._cohorts.get(name, ()))
 
     def note(self, run: str, client: int, round: int, note: str) -> None:
         """Keep a text about one client's round."""

@@ -19,9 +19,52 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-__all__ = ["Stream", "Streams"]
+__all__ = ["Stream", "Streams", "normals_from", "uniforms_from"]
 
 Shape = int | tuple[int, ...]
+Words = NDArray[np.uint64]
+
+_BLOCK = 4  # words that Philox makes of one value of its counter
+
+
+def uniforms_from(words: Words) -> NDArray[np.float64]:
+    """Uniform draws in the open interval (0, 1), on the grid of odd multiples of 2^-53; one word each."""
+    # 52 bits: with one more, adding the half would round the largest up to 1
+    draws = (words >> np.uint64(12)).view(np.int64).astype(np.float64)
+    draws += 0.5
+    draws *= 2.0**-52
+    return draws
+
+
+def normals_from(
+    words: Words, *, scale: float = 1.0, out: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Normal draws of mean 0 through the inverse distribution function; one word each.
+
+    One bit is the sign and 63 bits the probability of the tail, where floats are dense: magnitudes reach 9.2
+    standard deviations, which a true normal passes with probability 5e-20.
+
+    Parameters
+    ----------
+    words : uint64 array
+        Uniformly random words, of any shape.
+    scale : float
+        Standard deviation, at least 0.
+    out : float64 array, optional
+        Where the draws go, contiguous and of the shape of `words`; a new array if missing. With it nothing else is
+        allocated but one array of words.
+    """
+    bits = words >> np.uint64(1)
+    tail = np.empty(words.shape) if out is None else out
+    np.copyto(tail, bits.view(np.int64), casting="unsafe")  # from int64 the conversion is vectorised
+    tail += 0.5
+    tail *= 2.0**-64
+    ndtri(tail, out=tail)
+    # the sign bit is flipped where the word's last bit is 1; the factor below turns all signs round
+    np.left_shift(words, np.uint64(63), out=bits)
+    np.bitwise_xor(tail.view(np.uint64), bits, out=tail.view(np.uint64))
+    tail *= -scale
+    return tail
 
 
 @dataclass(frozen=True)
@@ -34,24 +77,15 @@ class Stream:
         ``words(n)`` returns the next ``n`` words as a uint64 array of shape (n,).
     """
 
-    words: Callable[[int], NDArray[np.uint64]]
+    words: Callable[[int], Words]
 
     def uniform(self, shape: Shape) -> NDArray[np.float64]:
-        """Uniform draws in the open interval (0, 1), on the grid of odd multiples of 2^-53."""
-        # 52 bits: with one more, adding the half would round the largest up to 1
-        bits = self.words(int(np.prod(shape))) >> np.uint64(12)
-        return ((bits.astype(np.float64) + 0.5) * 2.0**-52).reshape(shape)
+        """Uniform draws in the open interval (0, 1); see :func:`uniforms_from`."""
+        return uniforms_from(self.words(int(np.prod(shape)))).reshape(shape)
 
     def normal(self, shape: Shape) -> NDArray[np.float64]:
-        """Standard normal draws, one word each, through the inverse distribution function.
-
-        One bit is the sign and 63 bits the probability of the tail, where floats are dense: magnitudes reach 9.2,
-        which a true normal passes with probability 5e-20.
-        """
-        words = self.words(int(np.prod(shape)))
-        tail = ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
-        signs = np.where(words & np.uint64(1), 1.0, -1.0)
-        return (signs * ndtri(tail)).reshape(shape)
+        """Standard normal draws; see :func:`normals_from`."""
+        return normals_from(self.words(int(np.prod(shape)))).reshape(shape)
 
     def permutation(self, size: int) -> NDArray[np.int64]:
         """A uniformly random order of 0..size-1 (ties among 64-bit words, 1e-10 at a million, keep their order)."""
@@ -105,7 +139,52 @@ class Streams:
         The same arguments give the same draws in a seeded run, in any process and in any order of calls.
         """
         if self.seed is None:
-            return Stream(lambda count: np.frombuffer(os.urandom(8 * count), dtype=np.uint64))
+            return Stream(_system_words)
+        return Stream(np.random.Philox(key=self._key(purpose, round, client)).random_raw)
+
+    def words_of(self, purpose: str, *, round: int, first: int, count: int, words_each: int) -> Words:
+        """Words of `count` consecutive records, those of a record the same however records are split.
+
+        Record i has the words ``[i * words_each, (i + 1) * words_each)`` of one stream, that of `purpose`, `round` and
+        client -1: a fixed range of its counter, so that nothing is set up for each record. The purpose must be used
+        for nothing else.
+
+        Parameters
+        ----------
+        purpose : str
+        round : int
+        first, count : int
+            Records first, ..., first + count - 1; at least 0.
+        words_each : int
+            Words of one record, at least 0; the same in every call for this purpose and round.
+
+        Returns
+        -------
+        uint64 array (count, words_each)
+            In a seeded run a function of the arguments; otherwise fresh from the operating system.
+
+        Raises
+        ------
+        ValueError
+            If a number is negative.
+        """
+        if min(first, count, words_each) < 0:
+            raise ValueError(
+                f"first = {first}, count = {count} and words_each = {words_each} must be whole numbers of at least 0."
+            )
+        shape = (count, words_each)
+        if 0 in shape:
+            return np.zeros(shape, dtype=np.uint64)
+        if self.seed is None:
+            return _system_words(count * words_each).reshape(shape)
+        block, before = divmod(first * words_each, _BLOCK)
+        philox = np.random.Philox(key=self._key(purpose, round, -1), counter=block)
+        return philox.random_raw(before + count * words_each)[before:].reshape(shape)
+
+    def _key(self, purpose: str, round: int, client: int) -> Words:
         name = "\x1f".join((self.config_hash, str(self.seed), str(round), str(client), purpose))
-        key = np.frombuffer(blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
-        return Stream(np.random.Philox(key=key).random_raw)
+        return np.frombuffer(blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
+
+
+def _system_words(count: int) -> Words:
+    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)

@@ -1,8 +1,9 @@
 """What FedVeil's server and clients say to each other: message types, record keys, payloads.
 
 A request is one ArrayRecord (the model) and one ConfigRecord. A train reply is one ArrayRecord, one MetricRecord with
-``num-examples`` and one ConfigRecord, so that plain Flower strategies can use FedVeil's clients. Nothing here is
-pickled, and everything that is read from the wire is checked.
+``num-examples`` and one ConfigRecord, so that plain Flower strategies can use FedVeil's clients. Sets of clients of one
+record each, up to a million, travel as compressed bitmaps. Nothing here is pickled, and everything that is read from
+the wire is checked.
 """
 
 from __future__ import annotations
@@ -17,20 +18,28 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedveil import __version__
+from fedveil.client_mask import NotAMask, pack_clients, unpack_clients
 from fedveil.privacy import Known, Release
 
 __all__ = [
     "ARRAYS",
+    "CENTER",
     "CLIENTS",
+    "CLIENT_MASK",
+    "COEFFICIENTS",
     "CONFIG",
+    "COUNT",
+    "DIRECTIONS",
     "EXAMPLES",
+    "FIRST",
     "KNOWN",
     "LEDGER",
     "LIBRARY",
     "MEASURE",
+    "MECHANISM",
     "METRICS",
     "NUM_EXAMPLES",
     "OUT_OF_BUDGET",
@@ -43,14 +52,19 @@ __all__ = [
     "ROWS",
     "RUN",
     "SOURCE",
+    "SPREAD",
     "TRAIN",
+    "VARIANT",
     "MalformedReply",
+    "Mechanism",
     "Released",
     "ReplyMode",
     "check_mode",
+    "decode_clients",
     "decode_known",
     "decode_released",
     "decode_releases",
+    "encode_clients",
     "encode_known",
     "encode_released",
     "encode_releases",
@@ -78,6 +92,22 @@ NUM_EXAMPLES, ROWS, OUT_OF_BUDGET, LIBRARY, SOURCE, RELEASED = (
 )
 # keys of the answer to QUERY_IDENTIFY, beside CLIENTS, LIBRARY and SOURCE
 PARTITION, PARTITIONS, EXAMPLES = "partition-id", "num-partitions", "examples"
+
+# clients of one record each, asked for messages: keys of a request's config beside ROUND, RUN and REPLY, and of a
+# reply's LEDGER beside ROWS, OUT_OF_BUDGET (a mask there too), LIBRARY and SOURCE
+CLIENT_MASK, MECHANISM, VARIANT = "client-mask", "mechanism", "variant"
+# arrays of such a request; the last two only where means and spreads were estimated
+COEFFICIENTS, DIRECTIONS, CENTER, SPREAD = "coefficients", "directions", "center", "spread"
+# keys of such a node's answer to QUERY_IDENTIFY in place of CLIENTS and EXAMPLES: which consecutive clients it hosts
+FIRST, COUNT = "first", "count"
+
+Mechanism = Literal["modulated", "range", "gradient", "unnoised"]
+"""What a client of one record is asked for.
+
+``modulated``: its modulated record. ``range``: the record without modulation, before means and spreads are known.
+``gradient``: the clipped gradient of its squared error (local DP-SGD). ``unnoised``: the record without any noise, in
+simulations only.
+"""
 
 ReplyMode = Literal["sum", "mean", "each"]
 """What a train reply's arrays are.
@@ -175,6 +205,25 @@ def decode_released(payload: bytes, *, max_values: int = 1 << 20) -> dict[int, d
     if sum(len(values) for named in released.values() for values in named.values()) > max_values:
         raise MalformedReply(f"there are more than {max_values} released values.")
     return released
+
+
+def encode_clients(clients: ArrayLike) -> bytes:
+    """A set of clients, strictly increasing, as a compressed bitmap; see :func:`fedveil.client_mask.pack_clients`."""
+    return pack_clients(clients)
+
+
+def decode_clients(payload: bytes, max_client: int) -> NDArray[np.int64]:
+    """A set of clients from the wire, strictly increasing; none above `max_client`.
+
+    Raises
+    ------
+    MalformedReply
+        If the payload is anything else. No more memory than for so many clients is ever taken.
+    """
+    try:
+        return unpack_clients(payload, max_client)
+    except NotAMask as error:
+        raise MalformedReply(str(error)) from error
 
 
 def _finite(value: object) -> float:

@@ -56,8 +56,9 @@ class ReconstructionBound:
     @property
     def statement(self) -> str:
         """The figures in one sentence for a person."""
+        sent = "one message" if self.num_messages == 1 else f"{self.num_messages} messages"
         return (
-            f"From the {self.num_messages} messages of a client an unbiased attacker's mean squared error is at "
+            f"From the {sent} of a client an unbiased attacker's mean squared error is at "
             f"least {self.unbiased:.4g} (without modulation {self.unbiased_unmodulated:.4g}), an attacker who "
             f"knows the reference prior has at least {self.bayesian:.4g} (without modulation "
             f"{self.bayesian_unmodulated:.4g}), and guessing 0 has at most {self.guess:.4g}; the frequency of the "

@@ -205,7 +205,9 @@ def sins(source: str) -> Iterator[str]:
         if isinstance(node, ast.Attribute | ast.Name):
             first, _, rest = dotted(node).partition(".")
             name = aliases.get(first, first) + (f".{rest}" if rest else "")
-            if name.startswith("numpy.random.") and name not in ("numpy.random.Philox",):
+            # a Generator is named where a caller gives one
+            allowed = ("numpy.random.Philox", "numpy.random.Generator")
+            if name.startswith("numpy.random.") and name not in allowed:
                 yield f"line {node.lineno}: {name}"
             if (
                 name.startswith("torch.")
@@ -242,7 +244,8 @@ def test_there_are_files_to_read():
 def test_no_pickle_no_eval_no_global_randomness(path):
     found = list(sins(path.read_text(encoding="utf-8")))
     if path.is_relative_to(CHECKOUT / "benchmarks"):
-        found = [sin for sin in found if not sin.endswith(": assert")]  # nobody's input comes there
+        # nobody's input comes there, and nobody's noise: numpy's own generator is what ours is measured against
+        found = [sin for sin in found if not sin.endswith((": assert", ": numpy.random.default_rng"))]
     assert found == []
 
 

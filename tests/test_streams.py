@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 
-from fedveil.streams import Stream, Streams
+from fedveil.streams import Stream, Streams, normals_from, uniforms_from
 
 FALSE_ALARM = 1e-7
 """Of each statistical test below, were it drawn anew; seeds are fixed, so that in fact it passes or fails for good."""
@@ -204,3 +204,74 @@ def test_a_negative_seed_is_refused():
 
 def test_a_seeded_run_says_so():
     assert Streams.seeded("c0ffee", 0).is_seeded
+
+
+# words of many records
+
+
+def words(first: int, count: int, words_each: int, *, purpose: str = "notes", round: int = 3) -> np.ndarray:
+    return Streams.seeded("c0ffee", 7).words_of(
+        purpose, round=round, first=first, count=count, words_each=words_each
+    )
+
+
+@given(st.integers(0, 40), st.integers(0, 7), st.lists(st.integers(0, 9), max_size=8))
+def test_a_record_has_the_same_words_however_records_are_split(first, words_each, sizes):
+    parts, place = [words(first, 0, words_each)], first
+    for size in sizes:
+        parts.append(words(place, size, words_each))
+        place += size
+    assert np.concatenate(parts).tolist() == words(first, sum(sizes), words_each).tolist()
+
+
+def test_words_of_records_are_one_stream_from_its_beginning():
+    whole = stream("notes", client=-1).words(50 * 33)
+    assert words(0, 50, 33).tolist() == whole.reshape(50, 33).tolist()
+    assert words(41, 9, 33).tolist() == whole.reshape(50, 33)[41:].tolist()
+
+
+def test_words_of_records_far_along_the_stream_are_the_counters_own():
+    """The block of the counter in which record 2^50 begins, by the second Philox."""
+    digest = blake2b(b"c0ffee\x1f7\x1f3\x1f-1\x1fnotes", digest_size=16).digest()
+    key = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    expected = [word for n in (1, 2) for word in _philox_block((2**50 + n, 0, 0, 0), key, 2**64 - 1)]
+    assert words(2**50, 2, 4).ravel().tolist() == expected
+
+
+def test_purposes_and_rounds_have_words_of_their_own():
+    sets = [set(words(0, 500, 4, purpose=purpose, round=round).ravel().tolist())
+            for purpose in ("notes", "noise") for round in (1, 2)]  # fmt: skip
+    assert len(set.union(*sets)) == 4 * 2000
+
+
+def test_the_systems_words_of_records_never_repeat():
+    """Equal words among 8,000 have probability 2e-12."""
+    drawn = [Streams.system().words_of("notes", round=1, first=0, count=1000, words_each=4) for _ in range(2)]
+    assert len(set(np.concatenate(drawn).ravel().tolist())) == 8000
+
+
+@pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, -1, 1), (0, 1, -1)])
+def test_negative_numbers_of_words_are_refused(numbers):
+    with pytest.raises(ValueError, match="must be whole numbers of at least 0"):
+        words(*numbers)
+
+
+def test_draws_from_words_are_those_of_a_stream():
+    raw = stream().words(3000)
+    assert normals_from(raw).tolist() == stream().normal(3000).tolist()
+    assert uniforms_from(raw).tolist() == stream().uniform(3000).tolist()
+
+
+def test_normals_have_the_sign_and_the_tail_of_their_word():
+    raw = stream().words(10_000)
+    tail = ((raw >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
+    by_hand = np.where(raw & np.uint64(1), 1.0, -1.0) * special.ndtri(tail)
+    assert normals_from(raw).tobytes() == by_hand.tobytes()
+
+
+def test_scaled_normals_go_where_they_are_told():
+    raw = stream().words(600).reshape(20, 30)
+    kept, out = raw.copy(), np.empty((20, 30))
+    assert normals_from(raw, scale=2.5, out=out) is out
+    assert out.tobytes() == (2.5 * normals_from(raw)).tobytes()
+    assert raw.tobytes() == kept.tobytes()

@@ -3,6 +3,7 @@
 from fedveil.artifacts.arrays_file import DamagedFile, decode_arrays, encode_arrays
 from fedveil.artifacts.atomic import WriteFailed, write_bytes, write_text
 from fedveil.artifacts.checkpoint import Checkpoint
+from fedveil.artifacts.cohort_table import cohort_table, cohorts_of
 from fedveil.artifacts.config_file import ConfigMismatch, differing_keys, require_same_config
 from fedveil.artifacts.ledger_table import (
     ledger_table,
@@ -24,6 +25,8 @@ __all__ = [
     "RunFolder",
     "RunFolderError",
     "WriteFailed",
+    "cohort_table",
+    "cohorts_of",
     "decode_arrays",
     "differing_keys",
     "encode_arrays",

@@ -2,91 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from fractions import Fraction
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from fedveil.artifacts.arrays_file import DamagedFile
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.artifacts import client_rows, cohort_rows
 from fedveil.artifacts.atomic import sync_folder, write_failures_named
+from fedveil.artifacts.client_rows import Past, ReplayMismatch
+from fedveil.artifacts.cohort_rows import Sent
+from fedveil.artifacts.node_tables import make_tables
 from fedveil.artifacts.sqlite_file import connected, transaction
-from fedveil.privacy import BudgetExceeded, Relation, Release, squared_mu
+from fedveil.privacy import BudgetExceeded, CohortRelease, Relation, Release
 
 __all__ = ["NodeLedger", "Past", "ReplayMismatch"]
-
-_VERSION = 2
-_NOTES = """CREATE TABLE notes (
-    run TEXT NOT NULL, client INTEGER NOT NULL, round INTEGER NOT NULL, note TEXT NOT NULL,
-    PRIMARY KEY (run, client, round)
-) WITHOUT ROWID"""
-_TABLES = (
-    """CREATE TABLE sends (
-        run TEXT NOT NULL, client INTEGER NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
-        digest TEXT NOT NULL,
-        PRIMARY KEY (run, client, round, attempt)
-    ) WITHOUT ROWID""",
-    """CREATE TABLE releases (
-        run TEXT NOT NULL, client INTEGER NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
-        step INTEGER NOT NULL, name TEXT NOT NULL, relation TEXT NOT NULL,
-        sensitivity REAL NOT NULL, sigma REAL NOT NULL, chosen TEXT NOT NULL, sampling_rate REAL NOT NULL,
-        PRIMARY KEY (run, client, round, attempt, step, name, relation)
-    ) WITHOUT ROWID""",
-    _NOTES,
-    f"PRAGMA user_version = {_VERSION}",
-)
-_FROM_VERSION_1 = (_NOTES, f"PRAGMA user_version = {_VERSION}")
-_TERMS = "relation, sensitivity, sigma, chosen, sampling_rate"
-_RELEASE = f"client, round, step, name, {_TERMS}"
-
-
-class ReplayMismatch(ValueError):
-    """A seeded run, which repeats itself to the bit, sends something else than before for the same round."""
-
-
-@dataclass(frozen=True)
-class Past:
-    """What one client has released in one run, as one transaction sees it; a round may be left out."""
-
-    database: sqlite3.Connection
-    run: str
-    client: int
-    except_round: int | None
-
-    def spent(self) -> dict[Relation, float]:
-        """Sums of mu^2; see :meth:`NodeLedger.spent`."""
-        query = f"""SELECT round, attempt, step, name, {_TERMS} FROM releases
-                    WHERE run = ?1 AND client = ?2 AND (?3 IS NULL OR round <> ?3)
-                    ORDER BY round, attempt, step, name, relation"""
-        rows = self.database.execute(query, self._key).fetchall()
-        # most releases of a client are alike: the exact arithmetic is done once for each kind
-        kinds = Counter(
-            tuple(row[4:] for row in event) for _, event in groupby(rows, key=lambda row: row[:4])
-        )
-        return _total(kinds)
-
-    def count(self) -> int:
-        """Number of releases; see :meth:`NodeLedger.count`."""
-        query = """SELECT COUNT(*) FROM (SELECT DISTINCT round, attempt, step, name FROM releases
-                   WHERE run = ?1 AND client = ?2 AND (?3 IS NULL OR round <> ?3))"""
-        return int(self.database.execute(query, self._key).fetchone()[0])
-
-    @property
-    def _key(self) -> tuple[str, int, int | None]:
-        return self.run, int(self.client), self.except_round
 
 
 class NodeLedger:
     """Releases of the clients that one node hosts, in one SQLite file that survives the node.
 
-    Rows are only ever added. Several processes may write at once; a node may be killed at any instant. The
-    file at rest is one file (no write-ahead log beside it), readable by its owner alone.
+    Rows are only ever added: one by one for clients that train, or for whole cohorts of clients of one record each, but
+    never both in one run. Several processes may write at once; a node may be killed at any instant. The file at rest
+    is one file (no write-ahead log beside it), readable by its owner alone.
 
     Parameters
     ----------
@@ -110,15 +51,7 @@ class NodeLedger:
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             sync_folder(self.path.parent)
         with transaction(self.path) as database:
-            version = database.execute("PRAGMA user_version").fetchone()[0]
-            tables = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-            if version == 1 or (version == 0 and tables == 0):
-                for statement in _FROM_VERSION_1 if version == 1 else _TABLES:
-                    database.execute(statement)
-            elif version != _VERSION:
-                raise DamagedFile(
-                    f"{self.path} is not a node ledger of version {_VERSION}: choose another file."
-                )
+            make_tables(database, self.path)
 
     def record(
         self,
@@ -155,19 +88,16 @@ class NodeLedger:
         BudgetExceeded
             If ``admit`` says no; nothing is added, and the messages must not leave.
         ValueError
-            If a client has no digest, rows of several rounds, or the same row twice.
+            If a client has no digest, rows of several rounds, or the same row twice; or the run has cohorts' rows.
         WriteFailed
             If the system refuses; nothing is added, and the messages must not leave.
         """
-        if not run:
-            raise ValueError("a run must have a name, got ''.")
-        messages = [
-            (client, _one_round(client, rows), _digest_of(client, digests), rows)
-            for client, rows in _by_client(releases).items()
-        ]
+        _check_name(run)
+        messages = client_rows.messages_of(digests, releases)
         with transaction(self.path) as database:
+            _refuse_mixture(database, run, "cohorts")
             for client, round, digest, rows in messages:
-                attempts = _attempts(database, run, client, round)
+                attempts = client_rows.attempts(database, run, client, round)
                 if not (replay and attempts):
                     past = Past(database, run, client, round if replay else None)
                     if admit is not None and not admit(client, past):
@@ -175,13 +105,123 @@ class NodeLedger:
                             f"client {client} has spent its budget on another request in the meantime: its update for "
                             f"round {round} of run {run!r} does not leave."
                         )
-                    _insert(database, (run, client, round, len(attempts)), digest, rows)
+                    client_rows.insert(database, (run, client, round, len(attempts)), digest, rows)
                 elif (digest, set(rows)) not in attempts:
                     raise ReplayMismatch(
                         f"client {client} sent something else before in round {round} of run {run!r}, and a "
                         "seeded run must repeat itself to the bit: restore its settings, data and library "
                         "versions, or start a new run."
                     )
+
+    def record_cohort(
+        self,
+        run: str,
+        digests: Mapping[int, bytes],
+        cohort: CohortRelease,
+        *,
+        replay: bool,
+        budget: Mapping[Relation, float],
+        note: str | None = None,
+    ) -> None:
+        """Add the rows of one message of a cohort; they are on disk when this returns, all of them or none.
+
+        Parameters
+        ----------
+        run : str
+            Name of the run.
+        digests : mapping of int to bytes
+            For each part of what is about to be sent, by its first client, 16 bytes that tell of who is in it and what
+            they send. A part reaches to the next, and does not depend on how clients are split over nodes.
+        cohort : CohortRelease
+            The row that all its clients have, and who they are. With nobody in it only the note is kept.
+        replay : bool
+            True for a seeded run: as in :meth:`record`, a part that was recorded before counts once.
+        budget : mapping of Relation to float
+            mu_B of each client's total over the run under each relation that is limited. It is asked for inside the
+            transaction, so that requests served at the same time cannot each take the last of it.
+        note : str, optional
+            See :meth:`note`; kept under the cohort's first client (-1 without any) and the round.
+
+        Raises
+        ------
+        ReplayMismatch
+            If ``replay`` and one of the clients sent something else in that round; nothing is added.
+        BudgetExceeded
+            If a client cannot pay; nothing is added, and the message must not leave.
+        ValueError
+            If a run has no name or a client no digest, or the run has rows of single clients.
+        WriteFailed
+            If the system refuses; nothing is added, and the message must not leave.
+        """
+        _check_name(run)
+        sent = Sent(digests, cohort)
+        with transaction(self.path) as database:
+            _refuse_mixture(database, run, "sends")
+            before = cohort_rows.earlier(database, run)
+            if replay:
+                sent = cohort_rows.unsent(run, sent, before)
+            if sent.cohort.count:
+                past = sent.round if replay else None
+                allowed = cohort_rows.affordable(sent.cohort, budget, before, except_round=past)
+                if not allowed.all():
+                    client = sent.cohort.clients[~allowed][0]
+                    raise BudgetExceeded(
+                        f"client {client} has spent its budget on another request in the meantime: the messages of "
+                        f"round {sent.round} of run {run!r} do not leave."
+                    )
+                cohort_rows.add(database, run, sent)
+            if note is not None:
+                first = int(cohort.clients[0]) if cohort.count else -1
+                _note(database, run, first, sent.round, note)
+
+    def affordable(
+        self, run: str, cohort: CohortRelease, *, replay: bool, budget: Mapping[Relation, float]
+    ) -> NDArray[np.bool_]:
+        """Say which clients of a cohort can make a release and keep every budget; nothing is added.
+
+        Parameters
+        ----------
+        run, cohort, replay, budget
+            As for :meth:`record_cohort`.
+
+        Returns
+        -------
+        bool array (k,)
+            In the order of the cohort's clients; a function of public facts and earlier rows.
+        """
+        with connected(self.path) as database:
+            before = cohort_rows.earlier(database, run)
+        past = cohort.release.round if replay else None
+        return cohort_rows.affordable(cohort, budget, before, except_round=past)
+
+    def spent_each(
+        self, run: str, clients: NDArray[np.int64], relation: Relation, *, except_round: int | None = None
+    ) -> NDArray[np.float64]:
+        """Sum mu^2 over the releases of each client of cohorts under one relation; rounded up.
+
+        Parameters
+        ----------
+        run : str
+            Name of the run.
+        clients : int64 array (k,)
+            Strictly increasing.
+        relation : Relation
+            Infinite where some release has no bound under it.
+        except_round : int, optional
+            Leave this round out.
+
+        Returns
+        -------
+        float64 array (k,)
+        """
+        with connected(self.path) as database:
+            before = cohort_rows.earlier(database, run)
+        return cohort_rows.spent_of(clients, relation, before, except_round=except_round)
+
+    def cohort_releases(self, run: str | None = None) -> tuple[CohortRelease, ...]:
+        """Return the releases of cohorts of one run or all runs, every attempt, by run and round."""
+        with connected(self.path) as database:
+            return tuple(sent.cohort for sent in cohort_rows.earlier(database, run))
 
     def note(self, run: str, client: int, round: int, note: str) -> None:
         """Keep a text about one client's round, in place of an earlier one; it is as private as the records.
@@ -192,9 +232,7 @@ class NodeLedger:
             If the system refuses.
         """
         with transaction(self.path) as database:
-            database.execute(
-                "INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?)", (run, int(client), int(round), note)
-            )
+            _note(database, run, client, round, note)
 
     def notes(self, run: str) -> dict[tuple[int, int], str]:
         """Return the texts of one run, by client and round."""
@@ -235,85 +273,27 @@ class NodeLedger:
             return Past(database, run, client, except_round).count()
 
     def releases(self, run: str | None = None, client: int | None = None) -> list[Release]:
-        """Return the rows of one run or all runs, one client or all clients, by run, client and round."""
-        query = f"""SELECT {_RELEASE} FROM releases
-                    WHERE (?1 IS NULL OR run = ?1) AND (?2 IS NULL OR client = ?2)
-                    ORDER BY run, client, round, attempt, step, name, relation"""
+        """Return the rows of one run or all runs, one client or all clients, by run, client and round.
+
+        Those of cohorts are in :meth:`cohort_releases`.
+        """
         with connected(self.path) as database:
-            return [_release(row) for row in database.execute(query, (run, client))]
+            return client_rows.earlier(database, run, client)
 
 
-def _by_client(releases: Iterable[Release]) -> dict[int, list[Release]]:
-    clients: dict[int, list[Release]] = {}
-    for release in releases:
-        clients.setdefault(release.client, []).append(release)
-    return clients
+def _check_name(run: str) -> None:
+    if not run:
+        raise ValueError("a run must have a name, got ''.")
 
 
-def _one_round(client: int, rows: list[Release]) -> int:
-    rounds = {row.round for row in rows}
-    if len(rounds) > 1:
+def _refuse_mixture(database: sqlite3.Connection, run: str, table: str) -> None:
+    """Refuse a second kind of rows in one run: neither kind's budget would see what the other has spent."""
+    if database.execute(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE run = ?)", (run,)).fetchone()[0]:
         raise ValueError(
-            f"client {client} has rows of the rounds {sorted(rounds)} in one message; record each alone."
+            f"run {run!r} has rows of {'cohorts' if table == 'cohorts' else 'single clients'}, whose budgets are kept "
+            "apart: give this run a name of its own."
         )
-    if len({(row.step, row.name, row.relation) for row in rows}) < len(rows):
-        raise ValueError(
-            f"client {client} has two rows of one step, release and relation in round {min(rounds)}."
-        )
-    return rounds.pop()
 
 
-def _digest_of(client: int, digests: Mapping[int, str]) -> str:
-    if not digests.get(client):
-        raise ValueError(f"client {client} has ledger rows but no digest of its message.")
-    return digests[client]
-
-
-def _attempts(
-    database: sqlite3.Connection, run: str, client: int, round: int
-) -> list[tuple[str, set[Release]]]:
-    key = (run, client, round)
-    sends = database.execute(
-        "SELECT attempt, digest FROM sends WHERE run = ? AND client = ? AND round = ? ORDER BY attempt", key
-    ).fetchall()
-    query = f"SELECT {_RELEASE} FROM releases WHERE run = ? AND client = ? AND round = ? AND attempt = ?"
-    return [
-        (digest, {_release(row) for row in database.execute(query, (*key, attempt))})
-        for attempt, digest in sends
-    ]
-
-
-def _insert(
-    database: sqlite3.Connection, key: tuple[str, int, int, int], digest: str, rows: list[Release]
-) -> None:
-    database.execute("INSERT INTO sends VALUES (?, ?, ?, ?, ?)", (*key, digest))
-    for row in rows:
-        values = (row.step, row.name, row.relation, row.sensitivity, row.sigma, row.chosen, row.sampling_rate)
-        database.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*key, *values))
-
-
-def _release(row: tuple[Any, ...]) -> Release:
-    return Release(**dict(zip(_RELEASE.split(", "), row, strict=True)))
-
-
-def _total(kinds: Mapping[tuple[tuple[Any, ...], ...], int]) -> dict[Relation, float]:
-    """Sum of mu^2 over releases, given as their rows' terms and how many there are of the kind."""
-    events = [
-        ([_release((0, 0, 0, "any", *terms)) for terms in kind], count) for kind, count in kinds.items()
-    ]
-    found = {row.relation for rows, _ in events for row in rows}
-    if found & {"record", "attribute"}:
-        found |= {"record", "attribute"}
-    totals: dict[Relation, float] = {}
-    for relation in sorted(found):
-        squares = [(squared_mu(rows, relation), count) for rows, count in events]
-        finite = all(math.isfinite(square) for square, _ in squares)
-        totals[relation] = (
-            _up(sum(Fraction(square) * count for square, count in squares)) if finite else math.inf
-        )
-    return totals
-
-
-def _up(value: Fraction | int) -> float:
-    nearest = float(value)
-    return nearest if nearest >= value else math.nextafter(nearest, math.inf)
+def _note(database: sqlite3.Connection, run: str, client: int, round: int, note: str) -> None:
+    database.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?)", (run, int(client), int(round), note))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedveil.artifacts import DamagedFile, NodeLedger, Past, ReplayMismatch, WriteFailed
-from fedveil.artifacts.node_ledger import _insert
+from fedveil.artifacts.client_rows import insert
 from fedveil.artifacts.sqlite_file import connected, transaction
 from fedveil.privacy import BudgetExceeded, PrivacyFilter, Release, squared_mu
 
@@ -220,7 +220,7 @@ def test_a_writer_looks_at_the_ledger_only_after_another_has_finished(ledger: No
         second = threading.Thread(target=record)
         second.start()
         second.join(0.3)  # long enough for a writer that does not wait to look at an empty ledger
-        _insert(database, ("run", 3, 1, 0), "a", [row(3, 1)])
+        insert(database, ("run", 3, 1, 0), "a", [row(3, 1)])
     second.join()
     assert errors == []
     assert ledger.count("run", 3) == 2
@@ -236,7 +236,7 @@ def test_a_file_that_is_no_node_ledger_is_named_and_left_alone(tmp_path: Path) -
     with sqlite3.connect(foreign) as database:
         database.execute("CREATE TABLE mine (value)")
     database.close()
-    with pytest.raises(DamagedFile, match=r"foreign.sqlite is not a node ledger of version 2"):
+    with pytest.raises(DamagedFile, match=r"foreign.sqlite is not a node ledger of version 3"):
         NodeLedger(foreign)
 
 
@@ -244,6 +244,7 @@ def as_version_1(path: Path) -> None:
     """What the ledger of a node was before it kept notes."""
     with sqlite3.connect(path) as database:
         database.execute("DROP TABLE notes")
+        database.execute("DROP TABLE cohorts")
         database.execute("PRAGMA user_version = 1")
     database.close()
 
@@ -256,17 +257,17 @@ def test_a_ledger_of_the_version_before_keeps_its_rows_and_takes_notes(ledger: N
     upgraded.note("run", 3, 1, "kept")
     assert upgraded.notes("run") == {(3, 1): "kept"}
     with sqlite3.connect(ledger.path) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert database.execute("PRAGMA user_version").fetchone() == (3,)
     database.close()
     assert NodeLedger(ledger.path).count("run", 3) == 1  # and once more is no upgrade
 
 
 def test_a_ledger_of_a_version_to_come_is_refused_and_left_alone(ledger: NodeLedger) -> None:
     with sqlite3.connect(ledger.path) as database:
-        database.execute("PRAGMA user_version = 3")
+        database.execute("PRAGMA user_version = 4")
     database.close()
     before = ledger.path.read_bytes()
-    with pytest.raises(DamagedFile, match="is not a node ledger of version 2: choose another file"):
+    with pytest.raises(DamagedFile, match="is not a node ledger of version 3: choose another file"):
         NodeLedger(ledger.path)
     assert ledger.path.read_bytes() == before
 

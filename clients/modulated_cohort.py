@@ -1,0 +1,261 @@
+"""A node of clients that hold one record each: their messages, made in blocks, recorded, and added up.
+
+Privacy is each client's own: its record is clipped and noised alone, and its ledger row is on disk, before anything
+leaves. Sums are of fixed blocks of consecutive clients on a public fixed-point grid, so that they have the same bits on
+any number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.artifacts import NodeLedger
+from fedveil.clients.memory_ledger import MemoryLedger
+from fedveil.clients.modulated_encoding import Encoded, encode_gradients, encode_messages, words_needed
+from fedveil.clients.modulated_request import MessageRequest
+from fedveil.clients.modulated_variant import MAIN, VariantPlan
+from fedveil.moment_sums import Sums, add, block_size, block_sums, blocks_of, zero_sums
+from fedveil.privacy import CohortRelease
+from fedveil.streams import Streams
+
+__all__ = ["ModulatedCohort", "ModulatedResult", "VariantPlan"]
+
+Rows = Callable[[int, int], tuple[NDArray[np.floating], NDArray[np.float64]]]
+Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True, eq=False)
+class ModulatedResult:
+    """What leaves a node in one round.
+
+    Parameters
+    ----------
+    arrays : dict of str to array
+        Sums, int64: ``gram`` (d, d), ``cross`` (d,), ``total`` (d,), ``labels`` (2,), or ``gradient`` (d + 1,); see
+        :class:`fedveil.moment_sums.SumGrid`. Or, float64 in the order of clients: ``messages`` (k, d) and ``labels``
+        (k,), or ``gradients`` (k, d + 1).
+    took_part, out_of_budget : int64 array
+        Clients that sent, and clients that could not pay; functions of public facts.
+    release : CohortRelease or None
+        The row of each client that took part; None for messages without noise.
+    """
+
+    arrays: Arrays
+    took_part: NDArray[np.int64]
+    out_of_budget: NDArray[np.int64]
+    release: CohortRelease | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What the clients of one block send: sums or single messages, a digest, and how many records were clipped."""
+
+    first: int
+    arrays: Arrays
+    digest: bytes
+    clipped: int
+
+
+class ModulatedCohort:
+    """The clients of one node in one run, one record each.
+
+    Parameters
+    ----------
+    rows : callable
+        ``rows(first, last)``: features (k, d), standardised by public constants, and targets (k,) of the clients
+        first, ..., last - 1.
+    first, count : int
+        Clients that this node hosts; whole blocks, see :func:`fedveil.moment_sums.share_of`.
+    num_clients : int
+        Clients of the run, on all nodes.
+    plans : mapping of str to VariantPlan
+        What clients send for each variant. Outside a simulation only ``main``, and variants of mechanism ``range``,
+        can be asked for; both are of the run itself.
+    streams : Streams
+        Phases and noise. Seeded streams make this a simulation that repeats itself to the bit.
+    node_ledger : NodeLedger, optional
+        Where rows are recorded before a result is returned. None: remembered by this object only.
+    run : str
+        Name of the run in the ledger; that of a comparator is ``<run>-<variant>``.
+    simulated : bool
+        Whether this node is simulated: its records are then no secret from whoever runs it.
+
+    Raises
+    ------
+    ValueError
+        If the clients are not whole blocks of the run's, or a node that is not simulated has seeded streams.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        first: int,
+        count: int,
+        num_clients: int,
+        plans: Mapping[str, VariantPlan],
+        streams: Streams,
+        node_ledger: NodeLedger | None,
+        run: str,
+        simulated: bool,
+    ) -> None:
+        self._block = block_size(num_clients)
+        last = first + count
+        if (
+            not 0 <= first <= last <= num_clients
+            or first % self._block
+            or (last % self._block and last < num_clients)
+        ):
+            raise ValueError(
+                f"clients {first} to {last - 1} of {num_clients} are not whole blocks of {self._block}: use share_of."
+            )
+        if streams.is_seeded and not simulated:
+            raise ValueError("noise from a seed protects nobody: seeded streams are for simulations only.")
+        self.first, self.count, self.num_clients, self.run = first, count, num_clients, run
+        self._rows, self._plans, self._streams, self._simulated = rows, dict(plans), streams, simulated
+        self._ledger = node_ledger if node_ledger is not None else MemoryLedger()
+
+    def answer(self, request: MessageRequest) -> ModulatedResult:
+        """Make the messages of one round.
+
+        Returns
+        -------
+        ModulatedResult
+            Its rows are on disk. Everything in it is a function of public facts and of noised messages, but for
+            labels in the clear where the variant has no label privacy, and for ``unnoised``.
+
+        Raises
+        ------
+        ValueError
+            If the request is not one for this node, or a record cannot be encoded.
+        BudgetExceeded, ReplayMismatch, WriteFailed
+            From the ledger; nothing may be sent then. A budget can be passed here only by requests served at the
+            same time.
+        """
+        variant = self._variant(request)
+        took_part, out_of_budget = request.clients, request.clients[:0]
+        name = self._name(request.variant, variant)
+        replay = self._streams.is_seeded
+        if variant.plan is not None:
+            asked = variant.plan.cohort_release(request.clients, request.round)
+            allowed = self._ledger.affordable(name, asked, replay=replay, budget=variant.budget)
+            took_part, out_of_budget = request.clients[allowed], request.clients[~allowed]
+        parts = list(self._parts(request, variant, took_part))
+        arrays = _joined(parts, request, variant)
+        if variant.plan is None:
+            return ModulatedResult(arrays, took_part, out_of_budget, None)
+        release = variant.plan.cohort_release(took_part, request.round)
+        clipped = sum(part.clipped for part in parts)
+        note = f"{clipped} of {took_part.size} records were clipped to norm {variant.bound!r}"
+        digests = {part.first: part.digest for part in parts}
+        self._ledger.record_cohort(name, digests, release, replay=replay, budget=variant.budget, note=note)
+        return ModulatedResult(arrays, took_part, out_of_budget, release)
+
+    def _variant(self, request: MessageRequest) -> VariantPlan:
+        """The node's own plan for a request, once all of the request is allowed."""
+        if request.run != self.run:
+            raise ValueError(
+                f"the request is of run {request.run!r}, but this node was set up for run {self.run!r}."
+            )
+        variant = self._plans.get(request.variant)
+        if variant is None:
+            known = ", ".join(map(repr, self._plans))
+            raise ValueError(f"variant {request.variant!r} is not one of this run, which has {known}.")
+        if not (self._simulated or (_is_own(request.variant, variant) and variant.plan is not None)):
+            raise ValueError(
+                f"variant {request.variant!r} is for simulations only: it would spend the clients' budgets again."
+            )
+        if request.mechanism != variant.mechanism:
+            raise ValueError(
+                f"variant {request.variant!r} has mechanism {variant.mechanism!r}, and {request.mechanism!r} was asked."
+            )
+        wave = variant.modulation
+        if wave.amplitude > 0 and len(request.directions) != wave.num_directions:
+            raise ValueError(
+                f"{len(request.directions)} directions were sent, and this run has {wave.num_directions}."
+            )
+        clients = request.clients
+        if clients.size and not self.first <= clients[0] <= clients[-1] < self.first + self.count:
+            raise ValueError(
+                f"clients {clients[0]} to {clients[-1]} were asked, and this node hosts {self.count} from {self.first}."
+            )
+        return variant
+
+    def _name(self, name: str, variant: VariantPlan) -> str:
+        return self.run if _is_own(name, variant) else f"{self.run}-{name}"
+
+    def _parts(
+        self, request: MessageRequest, variant: VariantPlan, clients: NDArray[np.int64]
+    ) -> Iterator[_Part]:
+        """What the asked clients of each block send."""
+        grid = variant.grid(self.num_clients)
+        for members, block in self._blocks(request, variant, clients):
+            arrays: Arrays
+            if variant.mechanism == "gradient":
+                arrays = {"gradients": block.messages}
+                if not request.each:
+                    arrays = {"gradient": grid.to_fixed("gradient", block.messages.sum(axis=0))}
+            elif request.each:
+                arrays = {"messages": block.messages, "labels": block.labels}
+            else:
+                arrays = dict(block_sums(block.messages, block.labels, grid))
+            yield _Part(int(members[0]), arrays, _digest(members, arrays), block.clipped)
+
+    def _blocks(
+        self, request: MessageRequest, variant: VariantPlan, clients: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], Encoded]]:
+        encode = encode_gradients if variant.mechanism == "gradient" else encode_messages
+        needed = words_needed(variant, request.dimension)
+        for part in blocks_of(clients, self._block):
+            members = clients[part]
+            first, last = int(members[0]), int(members[-1]) + 1
+            features, targets = self._rows(first, last)
+            words = {
+                kind: self._streams.words_of(
+                    f"message-{kind}/{request.variant}",
+                    round=request.round,
+                    first=first,
+                    count=last - first,
+                    words_each=number,
+                )
+                for kind, number in needed.items()
+            }
+            if members.size < last - first:
+                places = members - first
+                features, targets = features[places], targets[places]
+                words = {kind: each[places] for kind, each in words.items()}
+            yield members, encode(features, targets, members, words, variant, request)
+
+
+def _is_own(name: str, variant: VariantPlan) -> bool:
+    """Whether a variant's releases are the run's own, under one budget with its main ones."""
+    return name == MAIN or variant.mechanism == "range"
+
+
+def _joined(parts: list[_Part], request: MessageRequest, variant: VariantPlan) -> Arrays:
+    """The arrays of a reply: those of the parts added up, or one after another."""
+    width, gradient = request.dimension, variant.mechanism == "gradient"
+    if request.each:
+        shapes = {"gradients": (0, width + 1)} if gradient else {"messages": (0, width), "labels": (0,)}
+        return {
+            name: np.concatenate([np.zeros(shape), *(part.arrays[name] for part in parts)])
+            for name, shape in shapes.items()
+        }
+    sums = {"gradient": np.zeros(width + 1, dtype=np.int64)} if gradient else zero_sums(width)
+    for part in parts:
+        add(sums, cast(Sums, part.arrays))
+    return dict(sums)
+
+
+def _digest(members: NDArray[np.int64], arrays: Arrays) -> bytes:
+    digest = blake2b(np.array([members[0], members[-1], members.size]).tobytes(), digest_size=16)
+    if members.size <= members[-1] - members[0]:  # else they are all between the first and the last
+        digest.update(members.tobytes())
+    for name, values in arrays.items():
+        digest.update(name.encode() + b"\0" + np.ascontiguousarray(values).tobytes())
+    return digest.digest()
