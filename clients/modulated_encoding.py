@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedveil.clients.modulated_request import MessageRequest
 from fedveil.clients.modulated_variant import VariantPlan
+from fedveil.moment_sums import round_to
 from fedveil.privacy import modulated
 from fedveil.streams import normals_from, uniforms_from
 
@@ -67,7 +68,7 @@ def encode_messages(
     variant: VariantPlan,
     request: MessageRequest,
 ) -> Encoded:
-    """Messages c x + wave + noise of records of norm at most B, and their labels (THEORY section 2).
+    """Messages c x + wave + noise of records of norm at most B, and their labels, on a grid (THEORY section 2).
 
     Parameters
     ----------
@@ -114,10 +115,12 @@ def encode_messages(
     if variant.plan is not None:
         # the records are in the messages now, and their array takes the noise
         messages += normals_from(words["noise"], scale=variant.sigma, out=x)
+        round_to(variant.step, messages)
     if private_label:
         labels *= variant.modulation.scale
         if variant.plan is not None:
             labels += normals_from(words["label-noise"][:, 0], scale=variant.sigma)
+            round_to(variant.step, labels)
     return Encoded(messages, labels, _count(factors))
 
 
@@ -147,6 +150,7 @@ def encode_gradients(
     if factors is not None:
         gradients *= factors[:, None]
     gradients += normals_from(words["noise"], scale=variant.sigma)
+    round_to(variant.step, gradients)
     return Encoded(gradients, np.zeros(0), _count(factors))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from fedveil.moment_sums import LARGEST_LABEL, SumGrid
+from fedveil.moment_sums import LARGEST_LABEL, SumGrid, message_step
 from fedveil.privacy import MessagePlan, Modulation, Relation, modulation_sensitivity
 from fedveil.wire import Mechanism
 
@@ -81,6 +81,11 @@ class VariantPlan:
     def budget(self) -> Mapping[Relation, float]:
         """mu_B of a client's total over its run."""
         return {} if self.plan is None else {self.plan.relation: self.plan.budget}
+
+    @property
+    def step(self) -> float:
+        """Grid that noised messages are rounded to."""
+        return message_step(self.grid(1).largest)
 
     def grid(self, num_clients: int) -> SumGrid:
         """The fixed-point grid of the sums."""

@@ -38,6 +38,8 @@ LARGEST_LABEL = 2.0**20
 
 _BLOCKS = 64  # or more, once there are so many clients: 16 nodes then have nearly equal shares
 _LARGEST_BLOCK = 4096  # with 32 features: a megabyte of messages, few calls, and in the cache still
+_MESSAGE_BITS = 32
+_ANCHORED = 50  # bits of a message beside which the anchor of the rounding stays a double of its own size
 _ROOM = 62  # bits of a sum; int64 has one more besides the sign
 
 FloatArray = NDArray[np.float64]
@@ -137,6 +139,29 @@ def fraction_bits(num_clients: int, largest: float) -> int:
             f"largest = {largest!r} must be above 0 and its sum over {num_clients} clients finite."
         )
     return _ROOM - math.frexp(total)[1]
+
+
+def message_step(largest: float) -> float:
+    """Grid of single messages: 2^-32, or more where they are so large that doubles have no more bits.
+
+    Parameters
+    ----------
+    largest : float
+        Public bound on the magnitude of a coordinate.
+    """
+    return 2.0 ** -min(_MESSAGE_BITS, _ANCHORED - math.frexp(largest)[1])
+
+
+def round_to(step: float, values: FloatArray) -> None:
+    """Round messages, or noised labels, to multiples of :func:`message_step`, in place.
+
+    The low bits of a noised double say which values can have been below the noise (Mironov 2012); a grid that is coarse
+    beside them and fine beside the noise takes them away before anything is added or sent.
+    """
+    # doubles of this size are one step apart, so adding and subtracting it rounds to nearest
+    anchor = step * 1.5 * 2.0**52
+    values += anchor
+    values -= anchor
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,10 @@ def test_a_message_is_that_of_its_record_alone(settings: dict[str, Any], estimat
     for place in range(40):
         own = {kind: each[place].tolist() for kind, each in drawn.items()}
         message, label = one_message(chosen, asked, x[place].astype(float).tolist(), float(y[place]), own)
-        assert encoded.messages[place] == pytest.approx(message, rel=1e-12, abs=1e-12)
-        assert encoded.labels[place] == pytest.approx(label, rel=1e-12, abs=1e-12)
+        rounding = 0.0 if chosen.plan is None else 0.501 * chosen.step
+        assert encoded.messages[place] == pytest.approx(message, rel=1e-12, abs=1e-12 + rounding)
+        noised_label = chosen.label_scale is not None
+        assert encoded.labels[place] == pytest.approx(label, rel=1e-12, abs=1e-12 + rounding * noised_label)
 
 
 @pytest.mark.parametrize("estimated", [False, True])
@@ -163,7 +165,25 @@ def test_a_gradient_is_that_of_its_record_alone(estimated: bool) -> None:
         shrink = min(1.0, 2.0 / math.sqrt(math.fsum(value * value for value in gradient)))
         noise = [chosen.sigma * normal(word) for word in drawn["noise"][place].tolist()]
         expected = [shrink * g + e for g, e in zip(gradient, noise, strict=True)]
-        assert encoded.messages[place] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert encoded.messages[place] == pytest.approx(expected, rel=1e-12, abs=1e-12 + 0.501 * chosen.step)
+
+
+@pytest.mark.parametrize("bound", [1e-3, 1.0, 1e5, 1e9])
+@pytest.mark.parametrize(
+    "settings", [{}, {"label_scale": 2.0}, {"mechanism": "range"}, {"mechanism": "gradient"}]
+)
+def test_noised_messages_lie_on_a_grid_that_is_coarse_beside_the_last_bits_of_a_double(settings, bound):
+    """Whole multiples of a step of at least 2^-32 that is far finer than the noise."""
+    chosen = variant(**settings, bound=bound)
+    x, y = records(40)
+    encoded = encode(chosen, x, y)
+    values = encoded.messages.ravel()
+    if settings.get("label_scale"):
+        values = np.append(values, encoded.labels)
+    assert chosen.step >= 2.0**-32
+    assert (values / chosen.step == np.rint(values / chosen.step)).all()
+    assert np.abs(values).max() / chosen.step < 2.0**51
+    assert chosen.step <= chosen.sigma * 2.0**-20  # the noise is far wider than the grid
 
 
 # clipping
@@ -202,7 +222,7 @@ def test_no_gradient_passes_its_bound_and_one_that_is_not_finite_is_0(row, targe
     nothing = encode(chosen, np.zeros((1, D)), np.zeros(1), coefficients=np.zeros(D + 1))
     # noise is added to both, and rounds the difference
     moved = np.linalg.norm(with_record.messages - nothing.messages)
-    assert moved <= bound + 1e-13 * (bound + 10 * chosen.sigma)
+    assert moved <= bound + math.sqrt(D + 1) * chosen.step
 
 
 def test_the_number_of_clipped_records_is_counted() -> None:
