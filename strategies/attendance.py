@@ -75,15 +75,27 @@ class Attendance:
         """
         able = self.able()
         if self.participation == "cohorts":
-            if self._cohort_of is None:
-                self._cohort_of = self._split(num_rounds)
-            able &= self._cohort_of == server_round
+            able &= self.split(num_rounds) == server_round
         clients = np.flatnonzero(able)
         if self.participation != "sampled":
             return clients
         count = min(len(clients), max(1, round(self.fraction * self.num_clients)))
         order = self.streams.stream("client-sampling", round=server_round).permutation(len(clients))
         return np.sort(clients[order[:count]])
+
+    def split(self, num_rounds: int) -> NDArray[np.int32]:
+        """The round of every client in disjoint cohorts, drawn once.
+
+        Draw it before the first round is asked for: a run that dies in that round must find it in its state.
+
+        Raises
+        ------
+        ValueError
+            If there are more disjoint cohorts than clients.
+        """
+        if self._cohort_of is None:
+            self._cohort_of = self._split(num_rounds)
+        return self._cohort_of
 
     def able(self) -> NDArray[np.bool_]:
         """Which clients could still take part in some round, were they drawn."""

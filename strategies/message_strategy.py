@@ -176,6 +176,8 @@ class MessageStrategy(Strategy):
         """
         self.coefficients = self._initial(initial_arrays)
         self._num_rounds = num_rounds
+        if self.participation == "cohorts":
+            self._attendance.split(num_rounds)
         result = Result(arrays=self._record())
         self.summary()
         for server_round in range(self.completed_rounds, num_rounds + 1):

@@ -1,0 +1,258 @@
+"""From checked settings to the data of a regression and every message that clients may send, from public values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.clients.modulated_cohort import VariantPlan
+from fedveil.config.data_source import load_data
+from fedveil.config.errors import ConfigError
+from fedveil.config.modulated import ModulatedConfig
+from fedveil.datasets.regression import RegressionData, RegressionRecords
+from fedveil.datasets.request import DataRequest
+from fedveil.plugins import find
+from fedveil.privacy import MessagePlan, Modulation, plan_gradients, plan_messages
+from fedveil.wire import SOURCE
+
+__all__ = [
+    "MAIN",
+    "RANGE",
+    "Regression",
+    "code_of_data",
+    "comparison_rounds",
+    "load_regression",
+    "variant_plans",
+]
+
+MAIN, RANGE = "main", "range"
+"""Names of the messages that the run itself needs; every other variant is a comparator's."""
+
+_ITERATIVE_ROUNDS = 20  # of the comparator "iterative", whose clients send once each
+_BOUND = 0.5  # of sqrt(columns): one rule for all tables, see docs/modulated.md
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """The data of a run, the target on a public scale of its own.
+
+    Attributes
+    ----------
+    data : RegressionData
+        Records as the data set gives them.
+    bound : float
+        Clip B of a standardised record.
+    """
+
+    data: RegressionData
+    bound: float
+
+    @property
+    def target_center(self) -> float:
+        """Public constant that is taken from the target; 0 where its range is not known."""
+        return self.data.schema.target_center if self.knows_target else 0.0
+
+    @property
+    def target_half_range(self) -> float:
+        """Public constant that the target is divided by then; 1 where its range is not known."""
+        return self.data.schema.target_half_range if self.knows_target else 1.0
+
+    @property
+    def knows_target(self) -> bool:
+        """Whether the target has a public range."""
+        return self.data.schema.target_low is not None
+
+    @property
+    def num_features(self) -> int:
+        """Number d of features."""
+        return self.data.schema.num_features
+
+    @property
+    def num_clients(self) -> int:
+        """Clients, each with one record."""
+        return self.data.num_records
+
+    def rows(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Features and standardised targets of clients first to last - 1."""
+        records = self.data.rows(first, last)
+        return records.features, self._standardised(records)
+
+    @property
+    def test(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Features and standardised targets of the public test set."""
+        return self.data.test.features, self._standardised(self.data.test)
+
+    def _standardised(self, records: RegressionRecords) -> NDArray[np.float64]:
+        return (records.targets - self.target_center) / self.target_half_range
+
+    def in_own_units(self, coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Slopes and intercept for features and target in their own units."""
+        told = self.data.schema.in_own_units(coefficients) * self.target_half_range
+        told[-1] += self.target_center
+        return told
+
+
+def load_regression(config: ModulatedConfig) -> Regression:
+    """Load and check the data; the same settings give the same data in every process.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file, column, row or setting that is wrong.
+    """
+    values = {
+        "path": config.data_path,
+        "schema_path": config.data_schema,
+        "test_path": config.test_path,
+        "target": config.target,
+        "test_fraction": config.test_fraction,
+        "seed": config.data_seed,
+    }
+    options = json.dumps(config.options_of("dataset"), sort_keys=True)
+    return _load(config.dataset, tuple(values.items()), options, config.bound)
+
+
+@lru_cache(maxsize=2)
+def _load(dataset: str, values: tuple[tuple[str, Any], ...], options: str, bound: float | None) -> Regression:
+    try:
+        request = DataRequest(**dict(values), options=json.loads(options), task="regression")
+        data = load_data(dataset, request, RegressionData)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        raise ConfigError(str(error)) from error
+    schema = data.schema
+    return Regression(data, bound or _BOUND * math.sqrt(schema.num_columns))
+
+
+def variant_plans(config: ModulatedConfig, problem: Regression, *, simulated: bool) -> dict[str, VariantPlan]:
+    """What clients may be asked for, with the noise of each message; nodes and server compute the same.
+
+    Raises
+    ------
+    ConfigError
+        If the settings do not fit the data.
+    """
+    dimension = problem.num_features
+    if config.num_directions >= dimension:
+        raise ConfigError(
+            f"num-directions = {config.num_directions} must be below the number of features, {dimension} in "
+            f"{problem.data.name}: one direction must stay free for the coefficients."
+        )
+    try:
+        if config.label_privacy:
+            problem.data.schema.target_range()
+        plans = {MAIN: _modulated(config, problem, config.modulation, main_releases(config))}
+        if config.standardization == "estimated":
+            plans[RANGE] = _range(config, problem)
+        for name in config.comparators_of(simulated=simulated):
+            plans[name] = _comparator(name, config, problem)
+        _refuse_empty_cohorts(config, problem, plans)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return plans
+
+
+def main_releases(config: ModulatedConfig) -> int:
+    """Messages of one client in the rounds of the main method.
+
+    With sampling it is the expected number, rounded up: a client that happens to be drawn more often spends its budget
+    earlier and stops.
+    """
+    if config.method == "one-shot" or config.participation == "cohorts":
+        return 1
+    if config.participation == "all":
+        return config.rounds
+    return max(1, math.ceil(config.fraction_train * config.rounds - 1e-9))
+
+
+def comparison_rounds(name: str, config: ModulatedConfig) -> int:
+    """Rounds that a comparator takes."""
+    if name == "lambda-0":
+        return config.rounds
+    return {"iterative": _ITERATIVE_ROUNDS, "dp-sgd": config.dp_sgd_rounds}.get(name, 1)
+
+
+def code_of_data(config: ModulatedConfig, code: Mapping[str, str]) -> dict[str, str]:
+    """What runs here, for server and nodes to compare: FedVeil's own code, and the version of a plugin's data set."""
+    plugin = find("dataset", config.dataset)
+    return {**code, SOURCE: code[SOURCE] if plugin.is_own else f"{code[SOURCE]}; {plugin}"}
+
+
+def _refuse_empty_cohorts(config: ModulatedConfig, problem: Regression, names: Iterable[str]) -> None:
+    own = config.method == "iterative" and config.participation == "cohorts"
+    for name in names:
+        if name in ("iterative", "dp-sgd") or (own and name in (MAIN, "lambda-0")):
+            rounds = config.rounds if name == MAIN else comparison_rounds(name, config)
+            if rounds > problem.num_clients:
+                whose, advice = f"the comparator {name!r}", "leave it out of comparators, or use fewer rounds"
+                if name == MAIN:
+                    whose, advice = f"num-server-rounds = {rounds}", "use fewer rounds"
+                raise ConfigError(
+                    f"{whose}: {rounds} rounds of disjoint cohorts need as many clients, and there are "
+                    f"{problem.num_clients}; {advice}."
+                )
+
+
+def _modulated(
+    config: ModulatedConfig, problem: Regression, modulation: Modulation, num_releases: int
+) -> VariantPlan:
+    share = 1 - config.range_share if config.standardization == "estimated" else 1.0
+    plan = _messages(config, modulation, problem.bound, num_releases, share, "modulated-message")
+    return VariantPlan("modulated", plan, modulation, problem.bound, _label_scale(config))
+
+
+def _range(config: ModulatedConfig, problem: Regression) -> VariantPlan:
+    # clipped less than the records themselves: what is estimated is where they lie
+    bound = math.sqrt(problem.num_features)
+    plain = Modulation(config.alpha, 0.0, 0.0, 1)
+    plan = _messages(config, plain, bound, 1, config.range_share, "range-message")
+    return VariantPlan("range", plan, plain, bound, _label_scale(config))
+
+
+def _messages(
+    config: ModulatedConfig, modulation: Modulation, bound: float, num_releases: int, share: float, name: str
+) -> MessagePlan:
+    return plan_messages(
+        epsilon=config.epsilon,
+        delta=config.delta,
+        bound=bound,
+        modulation=modulation,
+        num_releases=num_releases,
+        rule=config.sensitivity,
+        accounting=config.accounting,
+        label_privacy=config.label_privacy,
+        share=share,
+        name=name,
+    )
+
+
+def _comparator(name: str, config: ModulatedConfig, problem: Regression) -> VariantPlan:
+    if name == "no-privacy":
+        plain: Any = Modulation(0.0, 0.0, 0.0, 1)
+        # a bound that no standardised record reaches: nothing is clipped
+        return VariantPlan("unnoised", None, plain, 2.1 * math.sqrt(problem.num_features), None)
+    if name == "dp-sgd":
+        plan = plan_gradients(
+            epsilon=config.epsilon,
+            delta=config.delta,
+            clip_norm=config.dp_sgd_clip_norm,
+            accounting=config.accounting,
+        )
+        return VariantPlan("gradient", plan, config.modulation, config.dp_sgd_clip_norm, None)
+    if name == "lambda-0":
+        plain = replace(config.modulation, amplitude=0.0)
+        return _modulated(config, problem, plain, main_releases(config))
+    return _modulated(config, problem, config.modulation, 1)
+
+
+def _label_scale(config: ModulatedConfig) -> float | None:
+    # targets are standardised by their public range already
+    return 1.0 if config.label_privacy else None

@@ -1,0 +1,358 @@
+"""The ServerApp of modulated learning: check everything, meet the nodes, fit, compare, leave a run's folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
+
+from fedveil import __version__, wire
+from fedveil.artifacts import Checkpoint, RunFolder, cohort_table
+from fedveil.config import ConfigError
+from fedveil.config.modulated import ModulatedConfig
+from fedveil.config.modulated_planning import (
+    MAIN,
+    RANGE,
+    Regression,
+    code_of_data,
+    comparison_rounds,
+    load_regression,
+    variant_plans,
+)
+from fedveil.config.places import check_writable, open_resumed, output_root, secret_keys
+from fedveil.config.randomness import run_streams
+from fedveil.flower import is_simulation_grid
+from fedveil.privacy import gaussian_epsilon
+from fedveil.strategies import MessageProgress, ModulatedOutcome, identify_nodes, range_round
+from fedveil.strategies.message_strategy import MessageStrategy
+from fedveil.threads import set_threads
+
+from .comparison import comparison_lines, privacy_of
+from .figures import Figures, HeldOut
+from .history import History
+from .methods import Fitting, strategy_of
+from .report import coefficient_lines, coefficients_of, finite, inference_of, reconstruction_of, region_values
+from .statements import announce, guarantees_of, relation_of
+
+app = ServerApp()
+CODE = wire.fingerprint(Path(__file__).parent)
+APP = "modulated"
+
+
+def say(line: str) -> None:
+    """Print a line at once; ``flwr run --stream`` shows it as it comes."""
+    print(f"fedveil | {line}", flush=True)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run modulated learning; whatever is wrong with settings or data stops here, before any node is asked."""
+    config = ModulatedConfig.from_run_config(context.run_config)
+    simulated = is_simulation_grid(grid)
+    streams = run_streams(config, simulated=simulated)
+    set_threads(config.threads_per_node)
+    problem = load_regression(config)
+    plans = variant_plans(config, problem, simulated=simulated)
+    code = code_of_data(config, CODE)
+    announce(config, problem, plans, seeded=streams.is_seeded, say=say)
+    resumed = open_resumed(config) if config.resume else None
+    checkpoint = resumed.load_checkpoint() if resumed else None
+    facts = {"code": code[wire.SOURCE], "data": public_digest(problem)}
+    if resumed and checkpoint:
+        check_unchanged(checkpoint, facts, resumed.path, simulated=simulated)
+    else:
+        check_writable(config)
+    census = identify_nodes(
+        grid, expected=code, num_clients=problem.num_clients, timeout=config.round_timeout, say=say
+    )
+    folder = resumed or RunFolder.create(
+        output_root(config), APP, config.to_run_config(), redact=secret_keys(config)
+    )
+    say(f"{'resuming after round ' + str(checkpoint.round) if checkpoint else 'writing'} in {folder.path}")
+    run = str(checkpoint.extra["run"]) if checkpoint else folder.name  # nodes know it by this name
+    history = History(problem.num_clients, checkpoint)
+    shared: dict[str, Any] = {"run": run, "facts": facts}
+
+    if RANGE in plans and history.ranges is None:
+        variant = plans[RANGE]
+        if variant.plan is None:
+            raise ConfigError("the messages about ranges must have noise.")
+        if resumed and not streams.is_seeded:
+            # it died before this round was on disk, perhaps after clients had sent what cannot be sent again
+            history.pay((), (variant.plan.cohort_release(np.arange(problem.num_clients), 0),))
+        found = range_round(
+            grid,
+            census,
+            plan=variant.plan,
+            modulation=variant.modulation,
+            bound=variant.bound,
+            dimension=problem.num_features,
+            run=run,
+            code=code,
+            label_scale=variant.label_scale,
+            largest_label=variant.largest_label if variant.label_scale is None else None,
+            timeout=config.round_timeout,
+            say=say,
+        )
+        history.ranges = found.center, found.spread
+        history.pay(found.releases, found.assumed)
+        # at once: asked again, clients would have spent more than the share
+        start = np.zeros(problem.num_features + 1)
+        folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
+    fitting = Fitting(config, problem, plans, census, streams, run, code, history.ranges, say)
+    held_out = HeldOut.of(problem, history.ranges, problem.bound)
+    strategy = fit(grid, fitting, held_out, history, folder, checkpoint, shared)
+    figures = held_out.figures(strategy.coefficients)
+    compare(grid, fitting, held_out, history, folder, strategy, shared, figures)
+    finish(fitting, history, folder, strategy, figures)
+
+
+def fit(
+    grid: Grid,
+    fitting: Fitting,
+    held_out: HeldOut,
+    history: History,
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+    shared: Mapping[str, Any],
+) -> MessageStrategy:
+    """Run the rounds of the main method, with a line and a checkpoint after each."""
+    config, problem, plan = fitting.config, fitting.problem, fitting.plans[MAIN].plan
+    lines: list[str] = []
+    progress = MessageProgress(
+        config.rounds,
+        problem.num_clients,
+        config.delta,
+        relation_of(config),
+        None if plan is None else gaussian_epsilon(plan.budget, config.delta),
+        say=lines.append,
+    )
+    progress.restore(history.all_releases)
+
+    def on_round(outcome: ModulatedOutcome) -> None:
+        history.add(outcome, progress.round(outcome))
+        folder.save_checkpoint(
+            history.checkpoint(
+                outcome.server_round, outcome.coefficients, strategy.state(), config.config_hash, shared
+            )
+        )
+        say(lines.pop())  # not before it is saved: a resumed run draws other noise for a round that was not
+
+    completed = checkpoint.round if checkpoint else 0
+    strategy = strategy_of(MAIN, fitting, on_round=on_round, completed_rounds=completed)
+    start = np.zeros(problem.num_features + 1)
+    if checkpoint and (state := History.state_of(checkpoint)):
+        strategy.restore(state)
+        start = checkpoint.arrays[wire.COEFFICIENTS]
+        if not fitting.streams.is_seeded and completed < config.rounds:
+            # with fresh noise, what clients sent in the interrupted round was another release than the one to come
+            interrupted = strategy.interrupted(completed + 1, config.rounds)
+            history.pay((), interrupted)
+            progress.restore(interrupted)
+            folder.save_checkpoint(
+                history.checkpoint(completed, start, strategy.state(), config.config_hash, shared)
+            )
+    run_strategy(grid, strategy, held_out, start, config.rounds, config.round_timeout)
+    return strategy
+
+
+def run_strategy(
+    grid: Grid,
+    strategy: MessageStrategy,
+    held_out: HeldOut,
+    start: NDArray[np.float64],
+    rounds: int,
+    timeout: float,
+) -> None:
+    """All rounds of one method, each evaluated on the public test set."""
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        figures = held_out.figures(arrays[wire.COEFFICIENTS].numpy())
+        return MetricRecord({"r2": figures.r2, "rmse": figures.rmse})
+
+    strategy.start(
+        grid,
+        ArrayRecord({wire.COEFFICIENTS: Array(start)}),
+        num_rounds=rounds,
+        timeout=timeout,
+        evaluate_fn=evaluate,
+    )
+
+
+def compare(
+    grid: Grid,
+    fitting: Fitting,
+    held_out: HeldOut,
+    history: History,
+    folder: RunFolder,
+    main_strategy: MessageStrategy,
+    shared: Mapping[str, Any],
+    figures: Figures,
+) -> None:
+    """Run the comparators, each with every client's whole budget again: in simulations only."""
+    config = fitting.config
+    names = [name for name in fitting.plans if name not in (MAIN, RANGE)]
+    if not names:
+        return
+    say(
+        f"comparing with {', '.join(names)}: study only, for each of them would spend every client's budget once "
+        "more; every figure is of one draw of its noise"
+    )
+
+    def save() -> None:
+        folder.save_checkpoint(
+            history.checkpoint(
+                config.rounds, main_strategy.coefficients, main_strategy.state(), config.config_hash, shared
+            )
+        )
+
+    done = {entry["method"] for entry in history.compared}
+    for name in names:
+        if name in done:
+            continue
+        has_begun, sends_once = name in history.begun, not fitting.streams.is_seeded
+        if has_begun and sends_once and fitting.plans[name].plan is not None:
+            say(
+                f"{name} was interrupted, and its clients have sent what they can: it is left out of the comparison"
+            )
+            continue
+        history.begun.append(name)
+        save()
+        strategy = strategy_of(name, fitting)
+        start = np.zeros(fitting.problem.num_features + 1)
+        # gradients are clipped, not records
+        bound = fitting.plans[name].bound if name == "no-privacy" else fitting.problem.bound
+        target = HeldOut.of(fitting.problem, strategy.ranges, math.inf if name == "dp-sgd" else bound)
+        run_strategy(grid, strategy, target, start, comparison_rounds(name, config), config.round_timeout)
+        found = target.figures(strategy.coefficients)
+        history.compared.append(
+            {
+                "method": name,
+                "r2": found.r2,
+                "rmse": found.rmse,
+                "privacy": privacy_of(fitting.plans[name], config),
+            }
+        )
+        save()
+    for line in comparison_lines(config, fitting.plans[MAIN], figures, history.compared):
+        say(line)
+
+
+def finish(
+    fitting: Fitting, history: History, folder: RunFolder, strategy: MessageStrategy, figures: Figures
+) -> None:
+    """Write the results and say what was found and guaranteed."""
+    config, problem, plans = fitting.config, fitting.problem, fitting.plans
+    schema, main_plan = problem.data.schema, plans[MAIN].plan
+    if main_plan is None:
+        raise ConfigError("the run's own messages must have noise.")
+    inference = inference_of(config, strategy.moments, history.effective_clients())
+    entries = coefficients_of(
+        problem, history.ranges, strategy.coefficients, inference[0] if inference else None
+    )
+    bound = reconstruction_of(plans, problem, config, history.ranges, history.directions)
+    guarantees = guarantees_of(config, history.all_releases, main_plan.budget)
+    center, spread = history.ranges or (np.zeros(problem.num_features), np.ones(problem.num_features))
+    document: dict[str, Any] = {
+        "method": config.method,
+        "dataset": problem.data.name,
+        "target": schema.target,
+        "clients": problem.num_clients,
+        "held-out": {"records": len(problem.data.test), "r2": figures.r2, "rmse": figures.rmse},
+        "coefficients": entries,
+        "problem": problem_of(history, figures),
+        "identification": inference[0].statement if inference else "no message arrived",
+        "identified": bool(inference and inference[0].identified),
+        "interval-target": config.interval_target,
+        "region": region_values(inference[1]) if inference else None,
+        "reconstruction": finite(asdict(bound)),
+        "comparators": [finite(entry) for entry in history.compared],
+        "guarantees": [finite(asdict(guarantee)) for guarantee in guarantees],
+    }
+    folder.finish(
+        {
+            wire.COEFFICIENTS: strategy.coefficients,
+            "center": schema.center + schema.half_range * center,
+            "half-range": schema.half_range * spread,
+            "low": schema.low,
+            "high": schema.high,
+            "target": np.array([problem.target_center, problem.target_half_range]),
+        },
+        history.metrics,
+        cohort_table(history.releases, history.assumed),
+        {
+            "app": APP,
+            "library": __version__,
+            "model": "linear regression",
+            "features": list(schema.names),
+            "target": schema.target,
+            "bound": problem.bound,
+            "r2": figures.r2,
+            "rmse": figures.rmse,
+            "guarantees": [finite(asdict(guarantee)) for guarantee in guarantees],
+        },
+        documents={"estimate": document},
+    )
+    if document["problem"]:
+        say(f"warning: {document['problem']}")
+    centres = "public" if history.ranges is None else "estimated"
+    say(
+        f"coefficients of {schema.target!r} in their own units, the intercept at the features' {centres} centres:"
+    )
+    for line in coefficient_lines(entries, config, schema.target):
+        say(f"  {line}")
+    if inference:
+        intervals, region = inference
+        say(intervals.statement if intervals.identified else region.statement)
+    say(bound.statement)
+    for guarantee in guarantees:
+        say(f"{guarantee.relation} relation, worst-off client: {guarantee.describe()}")
+    say(
+        f"held-out R^2 {figures.r2:.4f}, RMSE {figures.rmse:.4g} on {len(problem.data.test)} public test records "
+        f"(unit of {schema.target!r})"
+    )
+    say(f"run folder: {folder.path}")
+
+
+def problem_of(history: History, figures: Figures) -> str | None:
+    """Why the model should not be used, in a sentence; None where nothing speaks against it."""
+    if history.problem is None and figures.r2 < 0:
+        return (
+            f"the model predicts the public test records worse than their own mean does (R^2 {figures.r2:.4g}): noise "
+            "outweighs the records, or a given ridge, radius or learning-rate is wrong."
+        )
+    return history.problem
+
+
+def public_digest(problem: Regression) -> str:
+    """What must be the same when a run is resumed, of the data: public facts only."""
+    features, targets = problem.test
+    digest = blake2b(f"{problem.num_clients}/{problem.data.schema.names}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(features).tobytes() + targets.tobytes())
+    return digest.hexdigest()
+
+
+def check_unchanged(
+    checkpoint: Checkpoint, facts: Mapping[str, str], folder: Path, *, simulated: bool
+) -> None:
+    """Refuse to go on with a run whose code, data or ledger are not what they were."""
+    for name, now in facts.items():
+        if checkpoint.extra["facts"][name] != now:
+            raise ConfigError(
+                f"the {name} is not what it was when the run in {folder} was interrupted: restore it, or start a new "
+                "run."
+            )
+    spent = checkpoint.round or checkpoint.extra["cohorts"]
+    if simulated and spent and not (folder / "node-ledger.sqlite").exists():
+        raise ConfigError(
+            f"{folder}/node-ledger.sqlite is lost, and with it what the clients have spent: restore it, or start a "
+            "new run, which is new spending."
+        )

@@ -1,0 +1,117 @@
+"""What a run of modulated learning says about its privacy: beforehand and at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from fedveil import __version__
+from fedveil.clients.modulated_cohort import VariantPlan
+from fedveil.config.modulated import ModulatedConfig
+from fedveil.config.modulated_planning import MAIN, RANGE, Regression
+from fedveil.privacy import (
+    CohortRelease,
+    Guarantee,
+    MessagePlan,
+    Relation,
+    gaussian_epsilon,
+    rounded_up,
+    worst_mu,
+)
+
+_NEIGHBOURS = {
+    "attribute": "all features of one client's record replaced, its label the same",
+    "record": "one client's whole record replaced",
+}
+
+
+def relation_of(config: ModulatedConfig) -> Relation:
+    """The relation under which the messages protect a client."""
+    return "record" if config.label_privacy else "attribute"
+
+
+def announce(
+    config: ModulatedConfig,
+    problem: Regression,
+    plans: Mapping[str, VariantPlan],
+    *,
+    seeded: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Say what will run and what it will guarantee, before it starts."""
+    data, schema = problem.data, problem.data.schema
+    say(f"FedVeil {__version__}, modulated learning on {data.name}: {data.scaled}")
+    say(
+        f"{problem.num_clients} clients with one record each, {problem.num_features} features and an intercept predict "
+        f"{schema.target!r}; {len(data.test)} public test records"
+    )
+    main = _plan(plans, MAIN)
+    modulation = config.modulation
+    rule = {
+        "exact": "a fresh uniform phase hides the record by itself, so lambda and omega cost nothing",
+        "paper": "the publication's bound, which asks for more noise than the messages need",
+    }[config.sensitivity]
+    say(
+        f"message: {modulation.scale:g} x + (lambda {modulation.amplitude:g} / sqrt m) sum_j cos(omega "
+        f"{modulation.frequency:g} <x, v_j> + phase) v_j, m = {modulation.num_directions}, x clipped to norm "
+        f"{problem.bound:.4g}; sensitivity {main.sensitivity:.4g} ({rule}), noise sigma {main.sigma:.4g}"
+    )
+    total = gaussian_epsilon(main.budget, config.delta)
+    say(
+        f"privacy: local, total epsilon {rounded_up(total)} at delta {config.delta:g} for each client, "
+        f"{main.relation} relation (neighbours: {_NEIGHBOURS[main.relation]}), composed over the whole run, "
+        f"{'one message' if main.num_releases == 1 else f'{main.num_releases} messages'} of each client"
+    )
+    if config.accounting == "zcdp":
+        say(
+            f"epsilon {config.epsilon:g} became noise by zCDP, which asks for more than the exact accounting that "
+            "states the total above"
+        )
+    if not config.label_privacy:
+        say(
+            "labels leave their clients in the clear (label-privacy is off): nothing is guaranteed for them, nor for "
+            "whole records"
+        )
+    if RANGE in plans:
+        spent = _plan(plans, RANGE)
+        say(
+            f"means and spreads of the features are estimated first, from one message of each client at sigma "
+            f"{spent.sigma:.4g}: {100 * config.range_share:g} % of the mu^2 budget, with a ledger row of its own"
+        )
+    if seeded:
+        say("simulation: no privacy against who knows the seed")
+
+
+def _plan(plans: Mapping[str, VariantPlan], name: str) -> MessagePlan:
+    plan = plans[name].plan
+    if plan is None:
+        raise ValueError(f"the messages {name!r} have no noise, and cannot be a run's own.")
+    return plan
+
+
+def guarantees_of(
+    config: ModulatedConfig, releases: Iterable[CohortRelease], budget_mu: float
+) -> list[Guarantee]:
+    """What the run has guaranteed its worst-off client, under each relation.
+
+    Parameters
+    ----------
+    releases : iterable of CohortRelease
+        All messages, those of lost replies too.
+    budget_mu : float
+        What each client's own filter lets pass.
+    """
+    releases, own = list(releases), relation_of(config)
+    stated: list[Guarantee] = []
+    relations: tuple[Relation, ...] = ("attribute", "record")
+    for relation in relations:
+        if relation == "record" and own == "attribute":
+            words = "labels leave their clients in the clear"
+            stated.append(Guarantee(math.inf, config.delta, relation, "none", words))
+            continue
+        mu = worst_mu(releases, relation)
+        words = "exact composition of the messages of the worst-off client"
+        if mu > budget_mu:
+            mu, words = budget_mu, f"budget mu {budget_mu:.4g} of each client's own filter"
+        stated.append(Guarantee(gaussian_epsilon(mu, config.delta), config.delta, relation, "proven", words))
+    return stated
