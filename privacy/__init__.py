@@ -35,7 +35,19 @@ from fedveil.privacy.inference import (
 )
 from fedveil.privacy.known import NOTHING, Known
 from fedveil.privacy.ledger import Guarantee, Ledger, rounded_up
+from fedveil.privacy.loss_moments import LossMoments
 from fedveil.privacy.mechanism import StepMechanism, budgets, plan_step
+from fedveil.privacy.membership import FEW_CANDIDATES, MembershipIndicator, membership_indicator
+from fedveil.privacy.membership_candidates import distinct_candidates, leading_candidates
+from fedveil.privacy.membership_interval import (
+    LEAST_CLIENTS,
+    LEAST_RECORDS,
+    MembershipInterval,
+    membership_interval,
+    record_interval,
+)
+from fedveil.privacy.membership_release import LossRelease, clipped_differences, public_clip_norm
+from fedveil.privacy.membership_released import ReleasedIndicator, ReleasedMoments, release_deviation
 from fedveil.privacy.message_plan import Accounting, MessagePlan, plan_gradients, plan_messages
 from fedveil.privacy.modulation import (
     Modulation,
@@ -67,7 +79,10 @@ from fedveil.privacy.zcdp import zcdp_epsilon, zcdp_rho
 
 __all__ = [
     "CALIBRATIONS",
+    "FEW_CANDIDATES",
+    "LEAST_CLIENTS",
     "LEAST_CONTRIBUTION",
+    "LEAST_RECORDS",
     "LEAST_SHARE_OF_CLIP",
     "MAX_EXACT",
     "NOTHING",
@@ -88,6 +103,10 @@ __all__ = [
     "Intervals",
     "Known",
     "Ledger",
+    "LossMoments",
+    "LossRelease",
+    "MembershipIndicator",
+    "MembershipInterval",
     "MessagePlan",
     "ModulatedMoments",
     "Modulation",
@@ -103,6 +122,8 @@ __all__ = [
     "Region",
     "Relation",
     "Release",
+    "ReleasedIndicator",
+    "ReleasedMoments",
     "SampledShapley",
     "SensitivityRule",
     "Spectrum",
@@ -117,6 +138,7 @@ __all__ = [
     "budgets",
     "calibrate_noise",
     "check_directions",
+    "clipped_differences",
     "compose_mu",
     "composed_epsilon",
     "confidence_intervals",
@@ -125,6 +147,7 @@ __all__ = [
     "contribution_rate",
     "convergence_bound",
     "descend",
+    "distinct_candidates",
     "draw_directions",
     "draw_permutations",
     "gaussian_delta",
@@ -132,8 +155,11 @@ __all__ = [
     "gaussian_mu",
     "gradient",
     "gradient_rows",
+    "leading_candidates",
     "least_squares",
     "least_squares_bias",
+    "membership_indicator",
+    "membership_interval",
     "modulate",
     "modulated",
     "modulated_fisher_information",
@@ -147,9 +173,12 @@ __all__ = [
     "plan_messages",
     "plan_step",
     "projected_step",
+    "public_clip_norm",
     "reconstruction_bound",
+    "record_interval",
     "regularised",
     "regularised_spectrum",
+    "release_deviation",
     "rounded_up",
     "rows_under",
     "sampled_shapley",

@@ -12,16 +12,14 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from fedveil.quantization.damaged import DamagedFile
+
 __all__ = ["DamagedFile", "decode_arrays", "encode_arrays", "plain_json"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
 # the only metadata key: safetensors writes several keys in an order that changes from process to process
 _KEY = "fedveil"
-
-
-class DamagedFile(ValueError):
-    """A file is truncated, changed, or not what its name says."""
 
 
 def encode_arrays(arrays: Arrays, note: Mapping[str, Any] | None = None) -> bytes:
