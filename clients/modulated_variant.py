@@ -85,7 +85,7 @@ class VariantPlan:
     @property
     def step(self) -> float:
         """Grid that noised messages are rounded to."""
-        return message_step(self.grid(1).largest)
+        return message_step(self.sigma, self.grid(1).largest)
 
     def grid(self, num_clients: int) -> SumGrid:
         """The fixed-point grid of the sums."""

@@ -38,7 +38,7 @@ LARGEST_LABEL = 2.0**20
 
 _BLOCKS = 64  # or more, once there are so many clients: 16 nodes then have nearly equal shares
 _LARGEST_BLOCK = 4096  # with 32 features: a megabyte of messages, few calls, and in the cache still
-_MESSAGE_BITS = 32
+_GRID_BITS = 24  # of the noise that stay in a message
 _ANCHORED = 50  # bits of a message beside which the anchor of the rounding stays a double of its own size
 _ROOM = 62  # bits of a sum; int64 has one more besides the sign
 
@@ -141,15 +141,20 @@ def fraction_bits(num_clients: int, largest: float) -> int:
     return _ROOM - math.frexp(total)[1]
 
 
-def message_step(largest: float) -> float:
-    """Grid of single messages: 2^-32, or more where they are so large that doubles have no more bits.
+def message_step(sigma: float, largest: float) -> float:
+    """Grid of single messages: 2^-24 of the noise, or more where a message is so large that doubles have no more bits.
+
+    So fine a grid biases no moment that anybody could see, and so coarse a one leaves 2^20 doubles or more of the noise
+    in every cell, whatever sigma is.
 
     Parameters
     ----------
+    sigma : float
+        Standard deviation > 0 of the noise.
     largest : float
         Public bound on the magnitude of a coordinate.
     """
-    return 2.0 ** -min(_MESSAGE_BITS, _ANCHORED - math.frexp(largest)[1])
+    return 2.0 ** max(math.frexp(sigma)[1] - _GRID_BITS, math.frexp(largest)[1] - _ANCHORED)
 
 
 def round_to(step: float, values: FloatArray) -> None:
@@ -215,17 +220,21 @@ class SumGrid:
         return cls(num_clients, largest, largest if largest_label is None else largest_label)
 
     @cached_property
-    def bits(self) -> Mapping[str, int]:
-        """Bits after the binary point of each sum that a node can send."""
+    def bits(self) -> Mapping[str, NDArray[np.int64]]:
+        """Bits after the binary point of each sum that a node can send, of ``labels`` one for each of its two."""
         vector, label = self.largest, self.largest_label
         bounds = {
-            "gram": vector * vector,
-            "cross": vector * label,
-            "total": vector,
-            "labels": max(label, label * label),
-            "gradient": vector,
+            "gram": (vector * vector,),
+            "cross": (vector * label,),
+            "total": (vector,),
+            # of its own each: the square of a small label is smaller still
+            "labels": (label, label * label),
+            "gradient": (vector,),
         }
-        return {name: fraction_bits(self.num_clients, bound) for name, bound in bounds.items()}
+        return {
+            name: np.array([fraction_bits(self.num_clients, bound) for bound in each])
+            for name, each in bounds.items()
+        }
 
     def to_fixed(self, name: str, values: FloatArray) -> NDArray[np.int64]:
         """Round the sum over one block to the grid.
@@ -235,7 +244,7 @@ class SumGrid:
         ValueError
             If a value is not finite or beyond the bound that the grid was made for.
         """
-        scaled = values * 2.0 ** self.bits[name]
+        scaled = np.ldexp(values, self.bits[name])
         np.rint(scaled, out=scaled)
         if not abs(scaled).max() <= 2.0**_ROOM:  # also false for NaN
             raise ValueError(
@@ -246,7 +255,7 @@ class SumGrid:
 
     def to_real(self, name: str, values: NDArray[np.int64]) -> FloatArray:
         """The real values of fixed-point sums, of one node or all."""
-        return values.astype(np.float64) * 2.0 ** -self.bits[name]
+        return np.ldexp(values.astype(np.float64), -self.bits[name])
 
 
 def sum_messages(messages: FloatArray, labels: FloatArray, clients: NDArray[np.int64], grid: SumGrid) -> Sums:

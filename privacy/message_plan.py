@@ -231,7 +231,10 @@ def _planned(
     num_releases, share = whole("num_releases", num_releases, minimum=1), rate("share", share)
     mu = budget_mu(epsilon, delta, accounting)
     # Floating-point sums of num_releases squares, by whoever keeps them, must not pass the budget.
-    margin = (1 + rounding) * (1 + (num_releases + 8) * 2.0**-51)
+    margin = 1 + (num_releases + 8) * 2.0**-51
+    sensitivity *= (
+        1 + rounding
+    )  # of the program, not of real numbers: the ledger says what the noise was set for
     sigma = sensitivity * math.sqrt(num_releases / share) / mu * margin
     return MessagePlan(
         name,

@@ -36,8 +36,9 @@ class ReconstructionBound:
         unbiased attackers are worse than guessing, and the bound alone says little.
     bayesian : float
         tr (J + (d/B^2) I)^-1: no attacker at all has less, biased or not, on average over the reference prior
-        x ~ N(0, (B^2/d) I), which an attacker is supposed to know (van Trees). An attacker who knows more about
-        the client beforehand can do better.
+        x ~ N(0, (B^2/d) I), which an attacker is supposed to know (van Trees). Half of such records are longer
+        than B: records that are clipped to B have a smaller mean square, and are guessed better, also by who knows
+        nothing else. An attacker who knows more about the client beforehand can do better still.
     unbiased_unmodulated, bayesian_unmodulated : float
         The same with lambda = 0 and the same sigma, so that their quotient is what the modulation adds.
     guess : float
@@ -58,11 +59,12 @@ class ReconstructionBound:
         """The figures in one sentence for a person."""
         sent = "one message" if self.num_messages == 1 else f"{self.num_messages} messages"
         return (
-            f"From the {sent} of a client an unbiased attacker's mean squared error is at "
-            f"least {self.unbiased:.4g} (without modulation {self.unbiased_unmodulated:.4g}), an attacker who "
-            f"knows the reference prior has at least {self.bayesian:.4g} (without modulation "
-            f"{self.bayesian_unmodulated:.4g}), and guessing 0 has at most {self.guess:.4g}; the frequency of the "
-            "modulation changes none of these."
+            f"From the noised features alone in the {sent} of a client an unbiased attacker's mean squared error is "
+            f"at least {self.unbiased:.4g} (without modulation {self.unbiased_unmodulated:.4g}); on average over "
+            f"records that are normal of mean square {self.guess:.4g} any attacker's is at least {self.bayesian:.4g} "
+            f"(without modulation {self.bayesian_unmodulated:.4g}), and real, clipped records can be guessed better; "
+            "a label in the clear, and what the model tells of features from it, are not counted, and the frequency "
+            "of the modulation changes none of these."
         )
 
 

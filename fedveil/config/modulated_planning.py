@@ -36,6 +36,9 @@ MAIN, RANGE = "main", "range"
 """Names of the messages that the run itself needs; every other variant is a comparator's."""
 
 _ITERATIVE_ROUNDS = 20  # of the comparator "iterative", whose clients send once each
+_LARGEST_LABEL = (
+    64.0  # half ranges: labels in the clear may lie outside their range, and sums need a public bound
+)
 _BOUND = 0.5  # of sqrt(columns): one rule for all tables, see docs/modulated.md
 
 
@@ -47,27 +50,16 @@ class Regression:
     ----------
     data : RegressionData
         Records as the data set gives them.
+    target_center, target_half_range : float
+        Public constants that the target is standardised by: of its public range, else of the public test set.
     bound : float
         Clip B of a standardised record.
     """
 
     data: RegressionData
+    target_center: float
+    target_half_range: float
     bound: float
-
-    @property
-    def target_center(self) -> float:
-        """Public constant that is taken from the target; 0 where its range is not known."""
-        return self.data.schema.target_center if self.knows_target else 0.0
-
-    @property
-    def target_half_range(self) -> float:
-        """Public constant that the target is divided by then; 1 where its range is not known."""
-        return self.data.schema.target_half_range if self.knows_target else 1.0
-
-    @property
-    def knows_target(self) -> bool:
-        """Whether the target has a public range."""
-        return self.data.schema.target_low is not None
 
     @property
     def num_features(self) -> int:
@@ -127,7 +119,18 @@ def _load(dataset: str, values: tuple[tuple[str, Any], ...], options: str, bound
     except (ValueError, OSError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
     schema = data.schema
-    return Regression(data, bound or _BOUND * math.sqrt(schema.num_columns))
+    return Regression(data, *_target_scale(data), bound or _BOUND * math.sqrt(schema.num_columns))
+
+
+def _target_scale(data: RegressionData) -> tuple[float, float]:
+    """Centre and half the width of the target's public range, or where it has none, of the public test records."""
+    if data.schema.target_low is not None:
+        return data.schema.target_center, data.schema.target_half_range
+    shown = data.test.targets
+    if not shown.size:
+        return 0.0, 1.0
+    center = float(np.mean(shown))
+    return center, float(np.abs(shown - center).max()) or 1.0
 
 
 def variant_plans(config: ModulatedConfig, problem: Regression, *, simulated: bool) -> dict[str, VariantPlan]:
@@ -139,10 +142,10 @@ def variant_plans(config: ModulatedConfig, problem: Regression, *, simulated: bo
         If the settings do not fit the data.
     """
     dimension = problem.num_features
-    if config.num_directions >= dimension:
+    if config.num_directions >= dimension and config.amplitude > 0:
         raise ConfigError(
             f"num-directions = {config.num_directions} must be below the number of features, {dimension} in "
-            f"{problem.data.name}: one direction must stay free for the coefficients."
+            f"{problem.data.name}: one direction must stay free for the coefficients; lower it, or use amplitude = 0."
         )
     try:
         if config.label_privacy:
@@ -206,7 +209,7 @@ def _modulated(
 ) -> VariantPlan:
     share = 1 - config.range_share if config.standardization == "estimated" else 1.0
     plan = _messages(config, modulation, problem.bound, num_releases, share, "modulated-message")
-    return VariantPlan("modulated", plan, modulation, problem.bound, _label_scale(config))
+    return VariantPlan("modulated", plan, modulation, problem.bound, *_labels(config))
 
 
 def _range(config: ModulatedConfig, problem: Regression) -> VariantPlan:
@@ -214,7 +217,7 @@ def _range(config: ModulatedConfig, problem: Regression) -> VariantPlan:
     bound = math.sqrt(problem.num_features)
     plain = Modulation(config.alpha, 0.0, 0.0, 1)
     plan = _messages(config, plain, bound, 1, config.range_share, "range-message")
-    return VariantPlan("range", plan, plain, bound, _label_scale(config))
+    return VariantPlan("range", plan, plain, bound, *_labels(config))
 
 
 def _messages(
@@ -238,7 +241,9 @@ def _comparator(name: str, config: ModulatedConfig, problem: Regression) -> Vari
     if name == "no-privacy":
         plain: Any = Modulation(0.0, 0.0, 0.0, 1)
         # a bound that no standardised record reaches: nothing is clipped
-        return VariantPlan("unnoised", None, plain, 2.1 * math.sqrt(problem.num_features), None)
+        return VariantPlan(
+            "unnoised", None, plain, 2.1 * math.sqrt(problem.num_features), None, _LARGEST_LABEL
+        )
     if name == "dp-sgd":
         plan = plan_gradients(
             epsilon=config.epsilon,
@@ -253,6 +258,6 @@ def _comparator(name: str, config: ModulatedConfig, problem: Regression) -> Vari
     return _modulated(config, problem, config.modulation, 1)
 
 
-def _label_scale(config: ModulatedConfig) -> float | None:
-    # targets are standardised by their public range already
-    return 1.0 if config.label_privacy else None
+def _labels(config: ModulatedConfig) -> tuple[float | None, float | None]:
+    """Scale of a noised label, and public bound of one in the clear; targets are standardised already."""
+    return (1.0, None) if config.label_privacy else (None, _LARGEST_LABEL)

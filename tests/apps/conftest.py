@@ -1,4 +1,4 @@
-"""Whole runs of the FedSVA app on the in-process engine, and everything that can be seen of them."""
+"""Whole runs of FedVeil's apps on the in-process engine, and everything that can be seen of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import Result
 from flwr.app import Context, Message, RecordDict
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from fedveil.artifacts import NodeLedger, RunFolder
 from fedveil.cli import cli
-from fedveil.privacy import Release
+from fedveil.privacy import CohortRelease, Release
 from fedveil.run import InProcessGrid, plan_run
 from fedveil.threads import set_threads
 
@@ -56,6 +58,18 @@ def small(people: Path) -> dict[str, Any]:
         "attribute-clip-rule": "fixed",
         "num-clients": 8,
         "num-server-rounds": 3,
+        "seed": 7,
+    }
+
+
+@pytest.fixture(scope="session")
+def town() -> dict[str, Any]:
+    """Settings of a run of modulated learning that takes a blink: 400 made-up clients with three features each."""
+    return {
+        "dataset": "synthetic-regression",
+        "options": "dataset = {records = 400, features = 3}",
+        "comparators": "none",
+        "dp-sgd-rounds": 3,
         "seed": 7,
     }
 
@@ -105,6 +119,22 @@ class Run:
         return NodeLedger(self.folder / "node-ledger.sqlite").releases()
 
     @property
+    def node_cohorts(self) -> tuple[CohortRelease, ...]:
+        """Messages of whole cohorts in the nodes' own ledger, those of comparators left out."""
+        return NodeLedger(self.folder / "node-ledger.sqlite").cohort_releases(self.folder.name)
+
+    @property
+    def estimate(self) -> dict[str, Any]:
+        """The file of coefficients, intervals and guarantees."""
+        found: dict[str, Any] = json.loads((self.folder / "estimate.json").read_text())
+        return found
+
+    @property
+    def coefficients(self) -> NDArray[np.float64]:
+        """The fitted model: slopes of standardised features, then the intercept."""
+        return RunFolder(self.folder).load_model()[0]["coefficients"]
+
+    @property
     def notes(self) -> dict[tuple[int, int], dict[str, Any]]:
         """What clients have measured, as the nodes' own ledger keeps it, by client and round."""
         kept = NodeLedger(self.folder / "node-ledger.sqlite").notes(self.folder.name)
@@ -139,8 +169,8 @@ class Run:
         return [sorted(rounds[number]) for number in sorted(rounds)]
 
 
-def runner(small: Settings, folder: Path) -> Callable[..., Run]:
-    """A function that runs the app with these settings over the small ones, and looks at what it left."""
+def runner(small: Settings, folder: Path, app: str = "fedsva") -> Callable[..., Run]:
+    """A function that runs an app with these settings over the small ones, and looks at what it left."""
 
     def run(
         settings: Settings | None = None,
@@ -149,11 +179,12 @@ def runner(small: Settings, folder: Path) -> Callable[..., Run]:
         reverse_replies: bool = False,
         simulated: bool = True,
         output_dir: Path | None = None,
+        grid: type[WatchedGrid] = WatchedGrid,
     ) -> Run:
         root = output_dir or folder / "runs"
         before = set(root.glob("*"))
         plan = plan_run(
-            "fedsva",
+            app,
             engine="in-process",
             overrides={**small, **(settings or {})},
             num_nodes=nodes,
@@ -161,7 +192,7 @@ def runner(small: Settings, folder: Path) -> Callable[..., Run]:
         )
         output = StringIO()
         with plan.app.importable(), redirect_stdout(output):
-            watched = WatchedGrid(
+            watched = grid(
                 plan.app.load(plan.app.clientapp),
                 nodes,
                 run_config=plan.config,
@@ -188,18 +219,41 @@ def fedsva_of_module(small: Settings, tmp_path_factory: pytest.TempPathFactory) 
     return runner(small, tmp_path_factory.mktemp("shared"))
 
 
+@pytest.fixture
+def modulated(town: Settings, tmp_path: Path) -> Callable[..., Run]:
+    """Run modulated learning with these settings over the town's, and look at what it left."""
+    return runner(town, tmp_path, "modulated")
+
+
+@pytest.fixture(scope="module")
+def modulated_of_module(town: Settings, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """The same for runs that the tests of a module share."""
+    return runner(town, tmp_path_factory.mktemp("shared"), "modulated")
+
+
 def as_options(settings: Settings) -> list[str]:
     """Settings as a person types them."""
     # JSON writes numbers, texts and truth values as TOML does
     return [part for key, value in settings.items() for part in ("-c", f"{key}={json.dumps(value)}")]
 
 
-@pytest.fixture
-def fedveil_run() -> Callable[..., Result]:
-    """``fedveil run fedsva --engine in-process`` with these settings and further options."""
+def command(app: str) -> Callable[..., Result]:
+    """``fedveil run APP --engine in-process`` with settings and further options."""
 
     def run(settings: Settings | None = None, *options: str | Path) -> Result:
-        arguments = ["run", "fedsva", "--engine", "in-process", *as_options(settings or {})]
+        arguments = ["run", app, "--engine", "in-process", *as_options(settings or {})]
         return CliRunner().invoke(cli, [*arguments, *map(str, options)])
 
     return run
+
+
+@pytest.fixture
+def fedveil_run() -> Callable[..., Result]:
+    """``fedveil run fedsva --engine in-process`` with these settings and further options."""
+    return command("fedsva")
+
+
+@pytest.fixture
+def modulated_run() -> Callable[..., Result]:
+    """``fedveil run modulated --engine in-process`` with these settings and further options."""
+    return command("modulated")

@@ -1,7 +1,7 @@
 """Runs that die by SIGKILL at a chosen instant, for tests of resuming.
 
-Reads a JSON list of ``{"settings": {...}, "at": ..., "round": ...}`` from standard input and starts each as a
-process of its own, one after another. ``at`` is one of the instants of :func:`die`.
+Reads a JSON list of ``{"app": ..., "settings": {...}, "at": ..., "round": ...}`` from standard input and starts each
+as a process of its own, one after another; without "app" it is "fedsva". ``at`` is one of the instants of :func:`die`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ def die(at: str, number: int) -> None:
         NodeLedger.record = after(  # type: ignore[method-assign]
             NodeLedger.record, lambda ledger, run, digests, rows: rows[0].round == number
         )
+    elif at == "the first node's messages are in its ledger":
+        NodeLedger.record_cohort = after(  # type: ignore[method-assign]
+            NodeLedger.record_cohort, lambda ledger, run, digest, cohort: cohort.release.round == number
+        )
+    elif at == "a comparator's first messages are in its ledger":
+        NodeLedger.record_cohort = after(  # type: ignore[method-assign]
+            NodeLedger.record_cohort, lambda ledger, run, digest, cohort: run.endswith("-dp-sgd")
+        )
     elif at == "the ledger is written, the model not":
         run_folder.write_bytes = before(
             run_folder.write_bytes, lambda path, data: path.name == "model.safetensors"
@@ -52,13 +60,14 @@ def die(at: str, number: int) -> None:
 def main() -> None:
     """Start and lose every run."""
     cases = json.load(sys.stdin)
+    app = cases[0].get("app", "fedsva")
     warm = {**cases[0]["settings"], "num-server-rounds": 1, "output-dir": tempfile.mkdtemp()}
-    run_app("fedsva", "in-process", warm)  # what is imported at a first use is there for all
+    run_app(app, "in-process", warm)  # what is imported at a first use is there for all
     for case in cases:
         child = os.fork()
         if child == 0:
             die(case["at"], case["round"])
-            os._exit(run_app("fedsva", "in-process", case["settings"]))
+            os._exit(run_app(app, "in-process", case["settings"]))
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             raise RuntimeError(f"{case} was not killed: {status}")

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import fedveil
+from fedveil.cli import cli
 from fedveil.config import ConfigError
+from fedveil.config.base import RunConfig
 from fedveil.config.modulated import COMPARATORS, ModulatedConfig
 from fedveil.privacy import Modulation
 from fedveil.run.app import find_app
@@ -72,6 +75,15 @@ def test_every_key_has_a_meaning_a_unit_and_a_default():
         annotation = ModulatedConfig.model_fields[setting.key.replace("-", "_")].annotation
         if annotation is not bool and ("int" in str(annotation) or "float" in str(annotation)):
             assert setting.unit or "seed" in setting.key, f"{setting.key} is a number without a unit"
+
+
+def test_the_command_prints_every_key_with_its_unit():
+    result = CliRunner().invoke(cli, ["config", "modulated"])
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    for setting in settings_of(find_app("modulated")):
+        assert setting.key in text
+    assert "radian" in text
 
 
 def test_keys_are_kebab_case():
@@ -174,8 +186,9 @@ RANGES: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
 }
 
 
-def test_every_number_has_a_range_here():
-    assert set(RANGES) == set(NUMBERS)
+def test_every_number_of_this_app_has_a_range_here():
+    """Those that all apps share are tried in a module of their own too."""
+    assert set(NUMBERS) - set(RunConfig.keys()) <= set(RANGES) <= set(NUMBERS)
 
 
 @pytest.mark.parametrize("key", RANGES)

@@ -183,7 +183,8 @@ def test_half_the_budget_for_ranges_leaves_half_the_squares_for_the_messages():
 
 
 def test_every_comparator_has_the_same_total_budget_and_the_one_without_noise_none():
-    plans = plans_of({**ITERATIVE, "participation": "all", "comparators": "auto", "epsilon": 3.0})
+    own = {**ITERATIVE, "participation": "all", "epsilon": 3.0, "dp-sgd-clip-norm": 1.5}
+    plans = plans_of({**own, "comparators": "auto"})
     assert set(plans) == {MAIN, *COMPARATORS} - {"iterative"}
     for name, variant in plans.items():
         if name == "no-privacy":
@@ -198,7 +199,7 @@ def test_every_comparator_has_the_same_total_budget_and_the_one_without_noise_no
     assert plans["lambda-0"].sigma == pytest.approx(plans[MAIN].sigma, rel=1e-12)
     gradients = plans["dp-sgd"].plan
     assert gradients is not None
-    assert (gradients.relation, gradients.sensitivity) == ("record", 2.0)
+    assert (gradients.relation, gradients.sensitivity) == ("record", 3.0)  # 2 C
 
 
 def test_comparators_take_the_rounds_of_their_own_method():
@@ -296,10 +297,12 @@ def test_the_target_is_on_its_public_scale_and_coefficients_come_back_in_their_o
     assert solved[-1] == pytest.approx(80.0, rel=1e-4)
 
 
-def test_a_target_without_a_range_keeps_its_own_unit(tmp_path: Path):
+def test_a_target_without_a_range_is_scaled_by_the_public_test_records(tmp_path: Path):
     problem = load_regression(config(cars(tmp_path, CARS, limits="")))
-    assert (problem.target_center, problem.target_half_range) == (0.0, 1.0)
-    assert problem.rows(0, problem.num_clients)[1].min() >= 100
+    shown = problem.data.test.targets
+    assert problem.target_center == pytest.approx(shown.mean())
+    assert problem.target_half_range == pytest.approx(np.abs(shown - shown.mean()).max())
+    assert np.abs(problem.test[1]).max() == pytest.approx(1.0)
 
 
 def test_the_default_bound_counts_columns_and_a_given_one_is_kept(tmp_path: Path):

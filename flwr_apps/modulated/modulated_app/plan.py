@@ -59,13 +59,24 @@ def plan(config: ModulatedConfig, say: Callable[[str], None]) -> None:
     main = plans[MAIN].plan
     if main is None:
         return
-    clients = problem.num_clients if config.method == "one-shot" or config.participation != "sampled" else 0
-    messages = int(
-        config.fraction_train * (clients or problem.num_clients) * (1 if clients else config.rounds)
-    )
-    level = (main.sigma / config.modulation.scale) ** 2 * (problem.num_features / max(messages, 1)) ** 0.5
+    noise, count = main.sigma**2, problem.num_clients * messages_of_a_client(config)
+    what = "messages"
+    if config.method == "iterative" and config.estimate == "averaged":
+        noise, count = noise * problem.num_clients / count, problem.num_clients
+        what = "averages of a client's messages"
+    count = max(int(count), 1)
+    level = noise / config.modulation.scale**2 * (problem.num_features / count) ** 0.5
     say(
-        f"noise in the estimated covariance: {level:.3g} (sigma^2/c^2 sqrt(d/K), K = {messages} messages); intervals "
+        f"noise in the estimated covariance: {level:.3g} (sigma^2/c^2 sqrt(d/K), K = {count} {what}); intervals "
         "of single coefficients need its smallest eigenvalue above about ten times that, and a record has norm at "
         f"most {problem.bound:.3g}"
     )
+
+
+def messages_of_a_client(config: ModulatedConfig) -> float:
+    """How many messages of the main method a client sends, on average."""
+    if config.method == "one-shot":
+        return config.fraction_train
+    return {"all": config.rounds, "sampled": config.fraction_train * config.rounds, "cohorts": 1}[
+        config.participation
+    ]

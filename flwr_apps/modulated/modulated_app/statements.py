@@ -51,16 +51,20 @@ def announce(
         "exact": "a fresh uniform phase hides the record by itself, so lambda and omega cost nothing",
         "paper": "the publication's bound, which asks for more noise than the messages need",
     }[config.sensitivity]
+    clipped = "(x, y/s) together" if config.label_privacy else "x"
     say(
         f"message: {modulation.scale:g} x + (lambda {modulation.amplitude:g} / sqrt m) sum_j cos(omega "
-        f"{modulation.frequency:g} <x, v_j> + phase) v_j, m = {modulation.num_directions}, x clipped to norm "
+        f"{modulation.frequency:g} <x, v_j> + phase) v_j, m = {modulation.num_directions}, {clipped} clipped to norm "
         f"{problem.bound:.4g}; sensitivity {main.sensitivity:.4g} ({rule}), noise sigma {main.sigma:.4g}"
     )
     total = gaussian_epsilon(main.budget, config.delta)
+    sent = "one message" if main.num_releases == 1 else f"{main.num_releases} messages"
+    if config.participation == "sampled" and config.method == "iterative":
+        sent = f"{sent}, as many as are expected,"
     say(
         f"privacy: local, total epsilon {rounded_up(total)} at delta {config.delta:g} for each client, "
         f"{main.relation} relation (neighbours: {_NEIGHBOURS[main.relation]}), composed over the whole run, "
-        f"{'one message' if main.num_releases == 1 else f'{main.num_releases} messages'} of each client"
+        f"{sent} of each client" + (" besides the one about ranges" if RANGE in plans else "")
     )
     if config.accounting == "zcdp":
         say(
@@ -110,7 +114,7 @@ def guarantees_of(
             stated.append(Guarantee(math.inf, config.delta, relation, "none", words))
             continue
         mu = worst_mu(releases, relation)
-        words = "exact composition of the messages of the worst-off client"
+        words = "exact composition of this run's own messages of the worst-off client"
         if mu > budget_mu:
             mu, words = budget_mu, f"budget mu {budget_mu:.4g} of each client's own filter"
         stated.append(Guarantee(gaussian_epsilon(mu, config.delta), config.delta, relation, "proven", words))
