@@ -156,6 +156,49 @@ def plan(
 
 
 @cli.command()
+def quantize(
+    run: Annotated[str, typer.Argument(help="Folder of a finished run.")],
+    schemes: Annotated[
+        str | None, typer.Option(help="Quantizers, with commas, as in sign,ternary-90,int4/channel.")
+    ] = None,
+    candidates: Annotated[
+        int | None, typer.Option(help="Models of the run's trajectory that r_Q compares.")
+    ] = None,
+    app: Annotated[str | None, typer.Option(help="The run's app, where it is not FedVeil's own.")] = None,
+) -> None:
+    """Quantize the model of a finished run: files, sizes, figures, and how private each quantizer leaves it (r_Q)."""
+    from fedveil.run.quantized import quantize_run
+
+    try:
+        quantize_run(run, schemes=schemes, candidates=candidates, app=app, say=print)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+
+
+@cli.command()
+def load(
+    file: Annotated[str, typer.Argument(help="A quantized model, as in RUN/quantized/int4.safetensors.")],
+) -> None:
+    """Check a quantized model and say what is in it; `fedveil.load_quantized` gives its torch module."""
+    from fedveil.run.quantized import load_quantized, read_quantized
+
+    try:
+        model = read_quantized(file)
+        module = load_quantized(file)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("array", "shape", "as"):
+        table.add_column(heading)
+    for name, part in model.parts.items():
+        table.add_row(
+            name, str(tuple(part.shape)), model.scheme.name if name in model.quantized else "float32"
+        )
+    _show(table)
+    print(f"whole and unchanged; a {type(module).__name__}: fedveil.load_quantized({file!r})")
+
+
+@cli.command()
 def doctor() -> None:
     """Check this installation; the exit status is 0 only when all is well."""
     from fedveil.run.doctor import examine
@@ -171,7 +214,7 @@ def _show(table: Table) -> None:
     Console(highlight=False, markup=False, width=width).print(table)
 
 
-def _refuse(error: ValueError) -> NoReturn:
+def _refuse(error: ValueError | OSError) -> NoReturn:
     print(f"fedveil: {error}", file=sys.stderr)
     raise typer.Exit(_BAD_INPUT)
 

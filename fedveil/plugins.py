@@ -26,13 +26,15 @@ GROUPS: Mapping[str, str] = MappingProxyType(
         "calibration": "fedveil.calibrations",
         "dataset": "fedveil.datasets",
         "model": "fedveil.models",
+        "hook": "fedveil.hooks",
+        "quantizer": "fedveil.quantizers",
     }
 )
 """Entry-point group of each kind of plugin; a kind is named as its key in a configuration."""
 
 _OURS = "fedveil"
 _REFERENCE = re.compile(r"(?P<module>[\w.]+)\s*:\s*(?P<object>[\w.]+)\s*(\[.*\])?")  # extras are pip's
-_CALLED = ("strategy", "dataset", "model")  # a calibration is a value
+_CALLED = ("strategy", "dataset", "model", "hook")  # calibrations and quantizers are values
 _LONGEST = 300  # characters of a plugin's own error
 
 

@@ -90,9 +90,8 @@ def test_a_distribution_that_is_on_the_path_twice_counts_once(install: Install):
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(
-        PluginError, match=r"no plugins of kind 'colour'; kinds are strategy, calibration, dataset, model\."
-    ):
+    kinds = "strategy, calibration, dataset, model, hook, quantizer"
+    with pytest.raises(PluginError, match=rf"no plugins of kind 'colour'; kinds are {kinds}\."):
         installed("colour")
 
 

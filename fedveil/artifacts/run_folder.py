@@ -36,6 +36,7 @@ from fedveil.privacy import Ledger, Release
 __all__ = ["Checkpoint", "RunFolder", "RunFolderError"]
 
 CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parquet", "model.safetensors"
+TRAJECTORY = "trajectory"
 CHECKPOINT = Path("checkpoint") / "last.safetensors"
 _LOCK = Path("checkpoint") / "lock"
 _SECRETS = Path("checkpoint") / "secrets.toml"
@@ -265,6 +266,72 @@ class RunFolder:
             raise RunFolderError(f"the run in {self.path} has begun: its folder is not removed.")
         with write_failures_named(self.path):
             shutil.rmtree(self.path)
+
+    def save_trajectory(self, round: int, arrays: Mapping[str, NDArray[Any]], *, keep: int) -> None:
+        """Keep the model after a round, for what is asked of a run's course later; only the last `keep` rounds stay.
+
+        Raises
+        ------
+        RunFolderError
+            If the run is finished.
+        ValueError
+            If an array cannot be stored.
+        WriteFailed
+            If the system refuses.
+        """
+        self._refuse_finished()
+        place = self.path / TRAJECTORY
+        with write_failures_named(place):
+            place.mkdir(exist_ok=True)
+            write_bytes(
+                place / f"round-{round:06d}.safetensors", encode_arrays(arrays, {"round": int(round)})
+            )
+            for old in sorted(place.glob("round-*.safetensors"))[:-keep]:
+                old.unlink(missing_ok=True)
+
+    def load_trajectory(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
+        """Read the models after rounds that were kept, in the order of the rounds; none where none was.
+
+        Raises
+        ------
+        DamagedFile
+            If a file is truncated or was changed.
+        RunFolderError
+            If the system cannot read one.
+        """
+        found = []
+        for file in sorted((self.path / TRAJECTORY).glob("round-*.safetensors")):
+            arrays, note = decode_arrays(self._read(file), file)
+            found.append((int(note["round"]), arrays))
+        return found
+
+    def add(self, name: str, data: bytes) -> Path:
+        """Write a further result, atomically, beside those of a finished run; an earlier one is replaced.
+
+        Parameters
+        ----------
+        name : str
+            Its place in the folder: a file, or a file in one sub-folder.
+
+        Raises
+        ------
+        RunFolderError
+            If the run is not finished, the name leads elsewhere or is one of the run's own files.
+        WriteFailed
+            If the system refuses.
+        """
+        parts = name.split("/")
+        own = {CONFIG, METRICS, LEDGER, MODEL, CHECKPOINT.parent.name, TRAJECTORY}
+        plain = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in parts)
+        if not plain or len(parts) > 2 or parts[0] in own:
+            raise RunFolderError(f"{name!r} is no name for a further result of a run: choose another.")
+        if not self.is_finished:
+            raise RunFolderError(f"the run in {self.path} is not finished: resume it first.")
+        place = self.path / name
+        with write_failures_named(place):
+            place.parent.mkdir(exist_ok=True)
+        write_bytes(place, data)
+        return place
 
     def load_model(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Read the final model's arrays, and what describes it.

@@ -33,6 +33,7 @@ __all__ = [
     "code_of",
     "learner",
     "load_problem",
+    "model_factory",
     "weigh",
 ]
 
@@ -221,22 +222,30 @@ def learner(config: FedSVAConfig, dataset: Dataset) -> Learner:
     """
     schema = dataset.schema
     try:
-        return build_learner(_model_factory(config), schema.shape, schema.num_classes, config.hidden_units)
+        return build_learner(
+            model_factory(config.model), schema.shape, schema.num_classes, config.hidden_units
+        )
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def _model_factory(config: FedSVAConfig) -> Any:
-    """The factory of a model's name, or the user's own ``package.module:factory``."""
-    if ":" not in config.model:
-        return resolve("model", config.model)
-    module, _, name = config.model.partition(":")
+def model_factory(name: str) -> Any:
+    """The factory of a model's name, or the user's own ``package.module:factory``.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be imported.
+    """
+    if ":" not in name:
+        return resolve("model", name)
+    module, _, factory = name.partition(":")
     try:
-        return getattr(import_module(module), name)
+        return getattr(import_module(module), factory)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: no module's name
-        raise ConfigError(f"model = {config.model!r} cannot be imported: {error}.") from error
+        raise ConfigError(f"model = {name!r} cannot be imported: {error}.") from error
 
 
 def code_of(config: FedSVAConfig, code: Mapping[str, str]) -> dict[str, str]:

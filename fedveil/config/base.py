@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from fedveil.config.errors import explain
 from fedveil.config.options import STRICT, kebab, parse_options
+from fedveil.strategies.hooks import hook_names
+from fedveil.strategies.hooks.quantize import DEFAULT_SCHEMES, schemes_of
 
 __all__ = ["OptionalFloat", "OptionalInt", "RunConfig", "setting"]
 
@@ -37,10 +39,29 @@ class RunConfig(BaseModel):
 
     path_keys: ClassVar[tuple[str, ...]] = ("data-path", "data-schema", "test-path", "output-dir", "resume")
     """Keys that hold a path; ``fedveil run`` makes relative ones absolute before the run leaves its folder."""
-    engine_keys: ClassVar[tuple[str, ...]] = ("seed", "output-dir", "resume", "round-timeout")
-    """Keys that change where and how long, but not what is computed."""
+    engine_keys: ClassVar[tuple[str, ...]] = (
+        *("seed", "output-dir", "resume", "round-timeout"),
+        *("hooks", "quantizers", "candidates", "trajectory"),
+    )
+    """Keys that change where, how long and what is done with the result, but not what is computed."""
 
     data_seed: int = setting(0, "", "PUBLIC seed of test split, partition and initial model.", ge=0)
+    hooks: str = setting(
+        "quantize", "names", "What is done with a finished run, with commas (`fedveil list`); none."
+    )
+    quantizers: str = setting(
+        DEFAULT_SCHEMES, "names", "Hook quantize: quantizers, with commas; see docs/quantization.md."
+    )
+    candidates: int = setting(
+        64,
+        "models",
+        "Hook quantize: models of the trajectory that r_Q compares, those of least loss.",
+        ge=2,
+        le=4096,
+    )
+    trajectory: int = setting(
+        64, "rounds", "Models of the last rounds that stay in the run's folder; 0: none.", ge=0, le=100_000
+    )
     seed: OptionalInt = setting(
         None, "", "SECRET seed of noise and sampling, simulations only; empty: the system's entropy.", ge=0
     )
@@ -86,6 +107,15 @@ class RunConfig(BaseModel):
     def options_of(self, table: str) -> dict[str, Any]:
         """The nested settings under one name."""
         return dict(parse_options(self.options).get(table, {}))
+
+    def hook_problem(self) -> str | None:
+        """A hook or a quantizer that there is not; None where all are there."""
+        try:
+            if "quantize" in hook_names(self.hooks):
+                schemes_of(self.quantizers)
+        except ValueError as error:
+            return str(error).rstrip(".")
+        return None
 
     def path_problem(self) -> str | None:
         """A path that means another place on every machine; None where there is none."""

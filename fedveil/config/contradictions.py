@@ -164,7 +164,7 @@ def _privacy_problem(config: FedSVAConfig) -> str | None:
 
 
 def _path_problem(config: FedSVAConfig) -> str | None:
-    return config.path_problem()
+    return config.path_problem() or config.hook_problem()
 
 
 def _options_problem(config: FedSVAConfig) -> str | None:

@@ -24,8 +24,8 @@ _STRATEGIES = {"modulated-one-shot": "one-shot", "modulated-iterative": "iterati
 class ModulatedConfig(RunConfig):
     """Settings of one run of modulated learning: private regression, one record a client."""
 
-    # what runs beside a method changes nothing of it
-    engine_keys: ClassVar[tuple[str, ...]] = (*RunConfig.engine_keys, "comparators")
+    # what runs beside a method changes nothing of it, and sums have the bits of single messages
+    engine_keys: ClassVar[tuple[str, ...]] = (*RunConfig.engine_keys, "comparators", "reply")
 
     strategy: Literal["modulated-one-shot", "modulated-iterative"] = setting(
         "modulated-one-shot", "", "One round that solves for the coefficients, or many rounds of gradients."
@@ -214,7 +214,7 @@ def _contradiction(config: ModulatedConfig) -> str | None:
         )
     if config.dataset in ("csv", "parquet", "npz") and not config.data_path:
         return f"dataset = {config.dataset!r} needs data-path, the file"
-    return _options_problem(config) or config.path_problem()
+    return _options_problem(config) or config.path_problem() or config.hook_problem()
 
 
 def _options_problem(config: ModulatedConfig) -> str | None:

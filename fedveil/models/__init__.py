@@ -1,6 +1,7 @@
 """Networks that federated clients train, where they start, and how good they are."""
 
 from fedveil.models.building import ModelFactory, build_learner
+from fedveil.models.candidates import candidate_losses
 from fedveil.models.coupling import refuse_record_coupling
 from fedveil.models.evaluation import Evaluation, evaluate
 from fedveil.models.initial import initial_arrays
@@ -16,6 +17,7 @@ __all__ = [
     "Loss",
     "ModelFactory",
     "build_learner",
+    "candidate_losses",
     "cnn",
     "evaluate",
     "gradient_descent",

@@ -6,9 +6,11 @@ model that an app may name in its pyproject.toml::
     [tool.fedveil]
     config = "module:Class"
     plan = "module:function"
+    finished = "module:function"
 
 ``Class.from_run_config(mapping)`` checks all values; ``Class.path_keys`` lists the keys that hold paths;
-``function(checked, say)`` prints what a run would do, for ``fedveil plan``.
+``function(checked, say)`` prints what a run would do, for ``fedveil plan``; the last one gives hooks what they
+need of a finished run, also long after it.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class App:
         ``module:Class`` of the pydantic model that checks a configuration.
     plan : str or None
         ``module:function`` that prints the plan of a run: ``function(checked configuration, say)``.
+    finished : str or None
+        ``module:function`` that gives hooks a finished run: ``function(run folder, checked configuration, say)``.
     """
 
     folder: Path
@@ -62,6 +66,7 @@ class App:
     defaults: Mapping[str, Value]
     config: str | None
     plan: str | None = None
+    finished: str | None = None
 
     @contextmanager
     def importable(self) -> Iterator[None]:
@@ -166,6 +171,7 @@ def find_app(name_or_path: str) -> App:
             defaults={key: _default(key, value) for key, value in flatten(flower.get("config", {}))},
             config=document["tool"].get("fedveil", {}).get("config"),
             plan=document["tool"].get("fedveil", {}).get("plan"),
+            finished=document["tool"].get("fedveil", {}).get("finished"),
         )
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} is not valid TOML: {error}.") from error

@@ -73,6 +73,10 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "resume": ({}, "/runs/one"),
     "threads-per-node": ({}, 3),
     "round-timeout": ({}, 5.5),
+    "hooks": ({}, "none"),
+    "quantizers": ({}, "sign"),
+    "candidates": ({}, 12),
+    "trajectory": ({}, 0),
     "options": ({}, "optimizer = {beta-1 = 0.5}"),
 }
 
@@ -97,7 +101,8 @@ def test_the_hash_changes_with_every_key_that_computes_and_with_no_other(key):
 
 
 def test_the_keys_that_do_not_compute_are_these():
-    assert set(FedSVAConfig.engine_keys) == {"seed", "output-dir", "resume", "round-timeout"}
+    engine = {"seed", "output-dir", "resume", "round-timeout"}
+    assert set(FedSVAConfig.engine_keys) == engine | {"hooks", "quantizers", "candidates", "trajectory"}
 
 
 def test_all_hashes_are_different():

@@ -179,6 +179,8 @@ RANGES = {
     "quantile-share": ([0.0, 1.0], [0.5]),
     "sampling-rate": ([0.0, -0.1, 1.1], [1.0]),
     "mu-release": ([0.0, -1.0], [0.1]),
+    "candidates": ([0, 1, 4097], [2, 4096]),
+    "trajectory": ([-1, 100_001], [0, 100_000]),
     "seed": ([-1], [0, 2**70]),
     "threads-per-node": ([0], [1]),
     "round-timeout": ([0.0, -1.0], [0.1]),

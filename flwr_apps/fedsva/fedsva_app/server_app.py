@@ -33,10 +33,12 @@ from fedveil.strategies import (
     identify,
     to_record,
 )
+from fedveil.strategies.hooks import hook_names, run_hooks
 from fedveil.streams import Streams
 from fedveil.threads import set_threads
 
 from .contributions import explanation_of, lines_about
+from .finished import finished_run
 from .statements import announce, as_json, printed_budgets, readings, state_guarantees
 
 app = ServerApp()
@@ -144,6 +146,9 @@ def main(grid: Grid, context: Context) -> None:
             "the other attributes and the label have the record relation's guarantee only, which is far weaker"
         )
     say(f"accuracy {record.metrics[-1]['accuracy']:.4f} on {len(problem.dataset.test)} public test records")
+    hooks = hook_names(config.hooks)
+    if hooks:
+        run_hooks(hooks, finished_run(folder, config, say, grid))
     say(f"run folder: {folder.path}")
 
 
@@ -269,6 +274,8 @@ def build_strategy(
 
     def on_round(outcome: RoundOutcome) -> None:
         record.add(outcome, progress.round(outcome))
+        if config.trajectory:
+            folder.save_trajectory(outcome.server_round, outcome.arrays, keep=config.trajectory)
         folder.save_checkpoint(
             Checkpoint(
                 round=outcome.server_round,

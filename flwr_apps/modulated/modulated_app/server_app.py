@@ -32,11 +32,13 @@ from fedveil.config.randomness import run_streams
 from fedveil.flower import is_simulation_grid
 from fedveil.privacy import gaussian_epsilon
 from fedveil.strategies import MessageProgress, ModulatedOutcome, identify_nodes, range_round
+from fedveil.strategies.hooks import hook_names, run_hooks
 from fedveil.strategies.message_strategy import MessageStrategy
 from fedveil.threads import set_threads
 
 from .comparison import comparison_lines, privacy_of
 from .figures import Figures, HeldOut
+from .finished import finished_run
 from .history import History
 from .methods import Fitting, strategy_of
 from .report import coefficient_lines, coefficients_of, finite, inference_of, reconstruction_of, region_values
@@ -113,6 +115,10 @@ def main(grid: Grid, context: Context) -> None:
     figures = held_out.figures(strategy.coefficients)
     compare(grid, fitting, held_out, history, folder, strategy, shared, figures)
     finish(fitting, history, folder, strategy, figures)
+    hooks = hook_names(config.hooks)
+    if hooks:
+        run_hooks(hooks, finished_run(folder, config, say, grid))
+    say(f"run folder: {folder.path}")
 
 
 def fit(
@@ -139,6 +145,9 @@ def fit(
 
     def on_round(outcome: ModulatedOutcome) -> None:
         history.add(outcome, progress.round(outcome))
+        if config.trajectory:
+            kept = {wire.COEFFICIENTS: outcome.coefficients}
+            folder.save_trajectory(outcome.server_round, kept, keep=config.trajectory)
         folder.save_checkpoint(
             history.checkpoint(
                 outcome.server_round, outcome.coefficients, strategy.state(), config.config_hash, shared
@@ -276,6 +285,7 @@ def finish(
         "reconstruction": finite(asdict(bound)),
         "comparators": [finite(entry) for entry in history.compared],
         "guarantees": [finite(asdict(guarantee)) for guarantee in guarantees],
+        "guarantees-cover": "this run's own messages; not the comparators' figures",
     }
     folder.finish(
         {
@@ -312,14 +322,19 @@ def finish(
     if inference:
         intervals, region = inference
         say(intervals.statement if intervals.identified else region.statement)
+        if config.interval_target == "population":
+            say(
+                "intervals are for a population in which the residuals' variance does not depend on the features"
+            )
     say(bound.statement)
+    if history.compared:
+        say("guaranteed by this run's own messages; the comparators' figures are not covered:")
     for guarantee in guarantees:
         say(f"{guarantee.relation} relation, worst-off client: {guarantee.describe()}")
     say(
         f"held-out R^2 {figures.r2:.4f}, RMSE {figures.rmse:.4g} on {len(problem.data.test)} public test records "
         f"(unit of {schema.target!r})"
     )
-    say(f"run folder: {folder.path}")
 
 
 def problem_of(history: History, figures: Figures) -> str | None:
