@@ -63,8 +63,8 @@ class ReconstructionBound:
             f"at least {self.unbiased:.4g} (without modulation {self.unbiased_unmodulated:.4g}); on average over "
             f"records that are normal of mean square {self.guess:.4g} any attacker's is at least {self.bayesian:.4g} "
             f"(without modulation {self.bayesian_unmodulated:.4g}), and real, clipped records can be guessed better; "
-            "a label in the clear, and what the model tells of features from it, are not counted, and the frequency "
-            "of the modulation changes none of these."
+            "what labels and the model tell of features is not counted, and the frequency of the modulation changes "
+            "none of these."
         )
 
 

@@ -264,6 +264,7 @@ def test_a_delta_above_one_over_n_is_a_warning_that_names_the_clients_and_the_ru
         "partition": "natural",
         "num-clients": 3,
         "delta": 0.1,
+        "hooks": "none",
         "output-dir": str(tmp_path / "runs"),
     }
     result = fedveil_run(settings)
