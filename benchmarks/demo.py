@@ -5,7 +5,8 @@ releases the utilities of its groups of pixels with noise; their Shapley values 
 noise, and the log and the run's folder explain it client by client.
 
 Four runs through `flwr run` and Ray (each by `fedveil run`, which adds an honest exit status), then the same four on
-more splits of the data in two processes, because one test set of 1,000 digits is worth +-1 point. The same 5,000 MNIST
+more splits of the data in two processes, because one test set of 1,000 digits is worth +-1 point. Every run ends with
+its model in six quantizers and how private each leaves it (r_Q). The same 5,000 MNIST
 digits, clients, rounds, step size and clipping, so that only the noise and what is private differ. The clipping norm,
 the step size and kappa = 1 were fixed beforehand, on other digits than the test set's.
 
@@ -89,7 +90,7 @@ def run(variant: Variant, output_dir: Path) -> tuple[RunFolder, float]:
 
 def accuracy(variant: Variant, split: int) -> float:
     """Accuracy of the same run on another split of the digits, in one process."""
-    overrides = parse_overrides([f"{SHARED} {variant.settings} data-seed={split}"])
+    overrides = parse_overrides([f"{SHARED} {variant.settings} data-seed={split} hooks='none' trajectory=0"])
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
             status = run_app("fedsva", "in-process", overrides, 1, output_dir=folder)
@@ -138,6 +139,32 @@ def explain(folder: RunFolder) -> Table:
             f"{facts['contribution']:.3f}",
             f"{facts['attribute-clip-norm']:.3f}",
             f"{facts['sigma']:.4f}",
+        )
+    return table
+
+
+def quantized(folder: RunFolder) -> Table:
+    """The first run's model in each quantizer, the most secure against membership inference first."""
+    told = json.loads((folder.path / "rq.json").read_text())
+    table = Table(
+        title=f"the protected model, quantized; r_Q on {told['records']} public test digits, larger is more secure",
+        box=None,
+    )
+    for heading in ("quantizer", "bytes", "smaller", "accuracy", "r_Q", "95 % interval", "candidates"):
+        table.add_column(heading, justify="left" if heading == "quantizer" else "right")
+    whole = told["float32"]
+    table.add_row("float32", str(whole["bytes"]), "1.0x", f"{whole['accuracy']:.3f}")
+    for name in told["ranking"]:
+        facts = told["quantizers"][name]
+        ends = (facts["low"], facts["high"])
+        table.add_row(
+            name,
+            str(facts["bytes"]),
+            f"{whole['bytes'] / facts['bytes']:.1f}x",
+            f"{facts['accuracy']:.3f}",
+            "undefined" if facts["r_q"] is None else f"{float(facts['r_q']):.4g}",
+            "none" if None in ends else f"{ends[0]:.3g} to {ends[1]:.3g}",
+            str(facts["candidates"]),
         )
     return table
 
@@ -192,6 +219,8 @@ def main() -> None:
         ahead = [100 * (ours - theirs) for ours, theirs in zip(protected, repeated[variant], strict=True)]
         error = statistics.stdev(ahead) / math.sqrt(len(ahead))
         console.print(f"  {statistics.mean(ahead):+5.1f} +- {error:.1f}  {variant.name}")
+    console.print()
+    console.print(quantized(finished[0][0]))
     print(f"run folder: {finished[0][0].path}")
 
 
