@@ -87,8 +87,8 @@ def share_of(partition: int, num_partitions: int, num_clients: int) -> tuple[int
         raise ValueError(f"node {partition} of {num_partitions} does not exist: nodes are numbered from 0.")
     if num_partitions > num_blocks:
         raise ValueError(
-            f"{num_clients} clients are {num_blocks} blocks of {size}, too few for {num_partitions} nodes: "
-            f"use at most {num_blocks} nodes."
+            f"{num_clients} client(s) in blocks of {size} are too few for {num_partitions} nodes: use at most "
+            f"{num_blocks}."
         )
     first, last = (
         min(num_blocks * k // num_partitions * size, num_clients) for k in (partition, partition + 1)

@@ -212,12 +212,14 @@ def identification_statement(equations: NormalEquations, smallest: float, needed
     """Whether single coefficients are identified, in one sentence with its numbers."""
     what = (
         f"the smallest eigenvalue of the features' estimated covariance is {smallest:.3g}, and intervals need "
-        f"more than {needed:.3g}, ten times the noise that {equations.count} messages of "
-        f"{equations.num_features} features with noise variance {equations.noise_variance:.3g} leave in it"
+        f"more than {needed:.3g}, ten times what the noise and the modulation of {equations.count} messages of "
+        f"{equations.num_features} features leave in it"
     )
     if smallest > needed:
         return f"Identified: {what}."
-    return f"Not identified: {what}; more clients or a larger epsilon would give intervals."
+    return (
+        f"Not identified: {what}; more clients, a larger epsilon or a smaller amplitude would give intervals."
+    )
 
 
 def _inverse(equations: NormalEquations) -> NDArray[np.float64]:

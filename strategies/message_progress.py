@@ -80,7 +80,10 @@ class MessageProgress:
             "projected": float(outcome.projected),
         }
         parts = [f"round {outcome.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}"]
-        parts += [f"{key} {value:.4f}" for key, value in outcome.evaluation.items()]
+        parts += [
+            f"{key} {'undefined' if math.isnan(value) else f'{value:.4f}'}"
+            for key, value in outcome.evaluation.items()
+        ]
         parts.append(f"{outcome.seconds:.2f} s, {self._left(outcome.server_round)} left")
         if sigmas:
             parts.append(f"sigma {max(sigmas):.4g}")

@@ -45,7 +45,7 @@ class ModulatedConfig(RunConfig):
         "Iterative: gradients of this round's messages alone (as published), of all so far, of each client's mean.",
     )
     learning_rate: OptionalFloat = setting(
-        None, "per step", "Step of the iterative form; empty: 1 over the largest eigenvalue.", gt=0
+        None, "per step", "Step of the iterative form; empty: 1 over the largest eigenvalue.", gt=0, le=1e6
     )
     radius: OptionalFloat = setting(
         None, "L2 norm", "Ball that the slopes are projected to; empty: from the known noise.", gt=0
@@ -161,7 +161,8 @@ class ModulatedConfig(RunConfig):
         if names in ([], ["none"]):
             return ()
         if names == ["auto"]:
-            return tuple(name for name in COMPARATORS if name != self.method) if simulated else ()
+            left_out = {self.method} | (set() if self.amplitude else {"lambda-0"})  # the run itself
+            return tuple(name for name in COMPARATORS if name not in left_out) if simulated else ()
         for name in names:
             if name in ("auto", "none"):
                 raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -36,7 +36,7 @@ MAIN, RANGE = "main", "range"
 """Names of the messages that the run itself needs; every other variant is a comparator's."""
 
 _ITERATIVE_ROUNDS = 20  # of the comparator "iterative", whose clients send once each
-_LARGEST_LABEL = (
+LARGEST_LABEL = (
     64.0  # half ranges: labels in the clear may lie outside their range, and sums need a public bound
 )
 _BOUND = 0.5  # of sqrt(columns): one rule for all tables, see docs/modulated.md
@@ -51,7 +51,8 @@ class Regression:
     data : RegressionData
         Records as the data set gives them.
     target_center, target_half_range : float
-        Public constants that the target is standardised by: of its public range, else of the public test set.
+        Public constants that the target is standardised by: of its public range where labels are private, else mean
+        and largest deviation of the public test records.
     bound : float
         Clip B of a standardised record.
     """
@@ -72,14 +73,47 @@ class Regression:
         return self.data.num_records
 
     def rows(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Features and standardised targets of clients first to last - 1."""
-        records = self.data.rows(first, last)
+        """Features and standardised targets of clients first to last - 1.
+
+        Raises
+        ------
+        ConfigError
+            If the data set fails or gives something else.
+        """
+        try:
+            records = self.data.rows(first, last)
+        except Exception as error:  # a plugin may fail in any way; not its text, which may quote a record
+            raise ConfigError(
+                f"data set {self.data.name!r} gave no rows ({type(error).__name__}): correct it."
+            ) from None
+        wanted = (last - first, self.num_features)
+        if not isinstance(records, RegressionRecords) or records.features.shape != wanted:
+            raise ConfigError(
+                f"data set {self.data.name!r} must give RegressionRecords of shape {wanted} for clients {first} to "
+                f"{last - 1}, and gave something else: correct it."
+            )
         return records.features, self._standardised(records)
 
     @property
     def test(self) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Features and standardised targets of the public test set."""
         return self.data.test.features, self._standardised(self.data.test)
+
+    def check_labels(self, first: int, targets: NDArray[np.float64]) -> None:
+        """Refuse labels in the clear that no public bound of the sums could hold, before anything is sent.
+
+        Raises
+        ------
+        ConfigError
+            Naming the first client of which the label is too far out.
+        """
+        far = np.abs(targets) > LARGEST_LABEL
+        if far.any():
+            raise ConfigError(
+                f"the label of client {first + int(np.argmax(far))} is more than {LARGEST_LABEL:g} times as far from "
+                "the mean of the public test records as any of them: correct it, or take a test set that is like the "
+                "clients' records."
+            )
 
     def _standardised(self, records: RegressionRecords) -> NDArray[np.float64]:
         return (records.targets - self.target_center) / self.target_half_range
@@ -108,29 +142,47 @@ def load_regression(config: ModulatedConfig) -> Regression:
         "seed": config.data_seed,
     }
     options = json.dumps(config.options_of("dataset"), sort_keys=True)
-    return _load(config.dataset, tuple(values.items()), options, config.bound)
+    return _load(config.dataset, tuple(values.items()), options, config.bound, config.label_privacy)
 
 
 @lru_cache(maxsize=2)
-def _load(dataset: str, values: tuple[tuple[str, Any], ...], options: str, bound: float | None) -> Regression:
+def _load(
+    dataset: str,
+    values: tuple[tuple[str, Any], ...],
+    options: str,
+    bound: float | None,
+    private_labels: bool,
+) -> Regression:
     try:
         request = DataRequest(**dict(values), options=json.loads(options), task="regression")
         data = load_data(dataset, request, RegressionData)
+        scale = _target_scale(data, private_labels)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
-    schema = data.schema
-    return Regression(data, *_target_scale(data), bound or _BOUND * math.sqrt(schema.num_columns))
+    return Regression(data, *scale, bound or _BOUND * math.sqrt(data.schema.num_columns))
 
 
-def _target_scale(data: RegressionData) -> tuple[float, float]:
-    """Centre and half the width of the target's public range, or where it has none, of the public test records."""
-    if data.schema.target_low is not None:
+def _target_scale(data: RegressionData, private_labels: bool) -> tuple[float, float]:
+    """What targets are told from and divided by: of the public range where they are private, else of the test set.
+
+    Raises
+    ------
+    ValueError
+        If labels are private and their range is not known.
+    """
+    if private_labels:
+        data.schema.target_range()
         return data.schema.target_center, data.schema.target_half_range
     shown = data.test.targets
     if not shown.size:
         return 0.0, 1.0
     center = float(np.mean(shown))
-    return center, float(np.abs(shown - center).max()) or 1.0
+    furthest = float(np.abs(shown - center).max())
+    if not furthest:  # one record, or equal targets: they tell of no spread
+        return center, data.schema.target_half_range if data.schema.target_low is not None else abs(
+            center
+        ) or 1.0
+    return center, furthest
 
 
 def variant_plans(config: ModulatedConfig, problem: Regression, *, simulated: bool) -> dict[str, VariantPlan]:
@@ -148,14 +200,12 @@ def variant_plans(config: ModulatedConfig, problem: Regression, *, simulated: bo
             f"{problem.data.name}: one direction must stay free for the coefficients; lower it, or use amplitude = 0."
         )
     try:
-        if config.label_privacy:
-            problem.data.schema.target_range()
         plans = {MAIN: _modulated(config, problem, config.modulation, main_releases(config))}
         if config.standardization == "estimated":
             plans[RANGE] = _range(config, problem)
         for name in config.comparators_of(simulated=simulated):
             plans[name] = _comparator(name, config, problem)
-        _refuse_empty_cohorts(config, problem, plans)
+        _refuse_empty_cohorts(config, problem)
     except ConfigError:
         raise
     except ValueError as error:
@@ -176,11 +226,11 @@ def main_releases(config: ModulatedConfig) -> int:
     return max(1, math.ceil(config.fraction_train * config.rounds - 1e-9))
 
 
-def comparison_rounds(name: str, config: ModulatedConfig) -> int:
-    """Rounds that a comparator takes."""
+def comparison_rounds(name: str, config: ModulatedConfig, num_clients: int) -> int:
+    """Rounds that a comparator takes; of disjoint cohorts no more than there are clients."""
     if name == "lambda-0":
         return config.rounds
-    return {"iterative": _ITERATIVE_ROUNDS, "dp-sgd": config.dp_sgd_rounds}.get(name, 1)
+    return min({"iterative": _ITERATIVE_ROUNDS, "dp-sgd": config.dp_sgd_rounds}.get(name, 1), num_clients)
 
 
 def code_of_data(config: ModulatedConfig, code: Mapping[str, str]) -> dict[str, str]:
@@ -189,19 +239,13 @@ def code_of_data(config: ModulatedConfig, code: Mapping[str, str]) -> dict[str, 
     return {**code, SOURCE: code[SOURCE] if plugin.is_own else f"{code[SOURCE]}; {plugin}"}
 
 
-def _refuse_empty_cohorts(config: ModulatedConfig, problem: Regression, names: Iterable[str]) -> None:
+def _refuse_empty_cohorts(config: ModulatedConfig, problem: Regression) -> None:
     own = config.method == "iterative" and config.participation == "cohorts"
-    for name in names:
-        if name in ("iterative", "dp-sgd") or (own and name in (MAIN, "lambda-0")):
-            rounds = config.rounds if name == MAIN else comparison_rounds(name, config)
-            if rounds > problem.num_clients:
-                whose, advice = f"the comparator {name!r}", "leave it out of comparators, or use fewer rounds"
-                if name == MAIN:
-                    whose, advice = f"num-server-rounds = {rounds}", "use fewer rounds"
-                raise ConfigError(
-                    f"{whose}: {rounds} rounds of disjoint cohorts need as many clients, and there are "
-                    f"{problem.num_clients}; {advice}."
-                )
+    if own and config.rounds > problem.num_clients:
+        raise ConfigError(
+            f"num-server-rounds = {config.rounds}: {config.rounds} rounds of disjoint cohorts need as many clients, "
+            f"and there are {problem.num_clients}; use fewer rounds."
+        )
 
 
 def _modulated(
@@ -242,7 +286,7 @@ def _comparator(name: str, config: ModulatedConfig, problem: Regression) -> Vari
         plain: Any = Modulation(0.0, 0.0, 0.0, 1)
         # a bound that no standardised record reaches: nothing is clipped
         return VariantPlan(
-            "unnoised", None, plain, 2.1 * math.sqrt(problem.num_features), None, _LARGEST_LABEL
+            "unnoised", None, plain, 2.1 * math.sqrt(problem.num_features), None, LARGEST_LABEL
         )
     if name == "dp-sgd":
         plan = plan_gradients(
@@ -260,4 +304,4 @@ def _comparator(name: str, config: ModulatedConfig, problem: Regression) -> Vari
 
 def _labels(config: ModulatedConfig) -> tuple[float | None, float | None]:
     """Scale of a noised label, and public bound of one in the clear; targets are standardised already."""
-    return (1.0, None) if config.label_privacy else (None, _LARGEST_LABEL)
+    return (1.0, None) if config.label_privacy else (None, LARGEST_LABEL)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedveil.artifacts import RunFolder, require_same_config
+from fedveil.artifacts import Checkpoint, RunFolder, require_same_config
 from fedveil.config.base import RunConfig
 from fedveil.config.errors import ConfigError
 
@@ -19,6 +19,7 @@ __all__ = [
     "open_resumed",
     "output_root",
     "place_of_node",
+    "require_same_hash",
     "secret_keys",
 ]
 
@@ -104,6 +105,20 @@ def open_resumed(config: RunConfig) -> RunFolder:
         redact=secret_keys(config) - set(known),
     )
     return folder
+
+
+def require_same_hash(config: RunConfig, checkpoint: Checkpoint, folder: Path) -> None:
+    """Refuse to go on under settings that the checkpoint was not made under, whatever config.toml says by now.
+
+    Raises
+    ------
+    ConfigError
+        If a setting that changes what is computed, a budget for example, was edited in the folder.
+    """
+    if checkpoint.config_hash != config.config_hash:
+        raise ConfigError(
+            f"{folder}/config.toml is not what the run was started with: restore it, or start a new run."
+        )
 
 
 def check_writable(config: RunConfig) -> None:

@@ -121,6 +121,11 @@ def _settings_of_run(app: App, folder: str) -> dict[str, Value]:
     run = RunFolder(Path(folder).expanduser().absolute())
     if not (run.path / "config.toml").is_file():
         raise BadInput(f"{folder} is not the folder of a run: it has no config.toml.")
+    unknown = [key for key, _ in flatten(run.config) if key not in app.defaults]
+    if unknown:
+        raise BadInput(
+            f"the run in {folder} is not one of app {app.name}, which has no setting {unknown[0]!r}."
+        )
     if run.is_finished:
         raise BadInput(f"the run in {run.path} is finished: start a new run.")
     try:

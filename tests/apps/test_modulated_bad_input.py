@@ -209,14 +209,122 @@ def test_features_outside_their_public_range_are_clipped_and_targets_outside_are
     assert "1000000" not in run.output
 
 
-def test_a_label_in_the_clear_that_passes_the_grid_is_refused_without_its_value(
+@pytest.fixture
+def refused_by_a_node(
+    modulated_run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """The one sentence that a run ends with when a node says who it is; nobody was asked to send anything."""
+    asked: set[str] = set()
+    push = InProcessGrid.push_messages
+
+    def watch(grid: InProcessGrid, messages: Any) -> Any:
+        messages = list(messages)
+        asked.update(message.metadata.message_type for message in messages)
+        return push(grid, messages)
+
+    monkeypatch.setattr(InProcessGrid, "push_messages", watch)
+
+    def refuse(settings: dict[str, Any]) -> str:
+        result = modulated_run({**settings, "output-dir": str(tmp_path / "runs")}, "--num-supernodes", "4")
+        assert result.exit_code == 1
+        assert asked == {"query.identify"}
+        assert not (tmp_path / "runs").exists()
+        assert "3.14" not in result.output
+        assert "Traceback" not in result.output
+        (line,) = result.stderr.splitlines()
+        return line
+
+    return refuse
+
+
+@pytest.mark.parametrize("target", ["", "low = 0.0\nhigh = 400.0"])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_label_in_the_clear_that_is_far_too_large_is_refused_by_its_client_without_its_value(
+    refused_by_a_node: Callable[..., str],
+    modulated: Callable[..., Any],
+    tmp_path: Path,
+    sign: str,
+    target: str,
+):
+    """Test records between 100 and 200 lie at most 50 from their mean, so 3.14e4 is hundreds of times as far."""
+    test = tmp_path / "test.csv"
+    test.write_text("\n".join(["weight,power,fuel,co2", "1.0,60,petrol,100", "2.0,80,petrol,200"]) + "\n")
+    huge = [*ROWS[:70], f"2.0,99,petrol,{sign}3.14e4", *ROWS[70:]]
+    cars = {**write_cars(tmp_path, huge, SCHEMA.format(target=target)), "test-path": str(test)}
+    line = refused_by_a_node(cars)
+    assert (
+        "the label of client 70 is more than 64 times as far from the mean of the public test records" in line
+    )
+    if target:
+        # where labels are private they are clipped to their public range
+        assert modulated({**cars, "label-privacy": True}, nodes=4).guarantees["record"]["kind"] == "proven"
+
+
+ROWS_OF_A_PLUGIN = {
+    "a cell in an error": ("raise KeyError('cell 3.14159')", "gave no rows (KeyError): correct it"),
+    "a cell that is no number": ("return float('3.14159x')", "gave no rows (ValueError): correct it"),
+    "a file that is gone": ("raise OSError('/home/ada/3.14159.csv')", "gave no rows (OSError): correct it"),
+    "a tuple": ("return (made.features, made.targets)", "gave something else: correct it"),
+    "a row too few": ("return made.take(slice(1, None))", "gave something else: correct it"),
+    "another width": (
+        "return type(made)(made.features[:, :2], made.targets)",
+        "must give RegressionRecords of shape (100, 3) for clients 0 to 99, and gave something else",
+    ),
+    "a number that is NaN": (
+        "return type(made)(made.features * math.nan, made.targets)",
+        "gave no rows (ValueError): correct it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_OF_A_PLUGIN)
+def test_a_plugins_data_set_that_gives_no_rows_is_named_and_its_words_are_not_told(
+    refused_by_a_node: Callable[..., str], package: Callable[..., Path], town: dict[str, Any], name: str
+):
+    body, words = ROWS_OF_A_PLUGIN[name]
+    module = "odd_rows_" + name.replace(" ", "_")
+    source = f"""\
+import math
+from dataclasses import replace
+from fedveil.datasets import synthetic_regression
+
+def load(request):
+    data = synthetic_regression.load(request)
+
+    def rows(first, last):
+        made = data.rows(first, last)
+        {body}
+
+    return replace(data, name={name!r}, rows=rows)
+"""
+    package("odd-rows", {"dataset": {module: f"{module}:load"}}, **{module: source})
+    line = refused_by_a_node({**town, "dataset": module})
+    assert "cannot start: " in line
+    assert f"data set {name!r}" in line
+    assert words in line
+
+
+def test_public_test_records_of_one_target_leave_r2_undefined_and_the_run_says_so(
     modulated: Callable[..., Any], tmp_path: Path
 ):
-    huge = [*ROWS[:79], f"2.0,99,petrol,{31415926535}"]
-    run = modulated({**write_cars(tmp_path, huge, SCHEMA.format(target="")), "test-fraction": 0.01}, nodes=4)
-    assert "a label in the clear passes its public bound" in run.output
-    assert "31415926535" not in run.output
-    assert [row["source"] for row in run.rows].count("assumed") > 0  # its node sent nothing
+    test = tmp_path / "test.csv"
+    for values in ([120, 120, 120], [120]):
+        rows = [f"{1 + row},60,petrol,{value}" for row, value in enumerate(values)]
+        test.write_text("\n".join(["weight,power,fuel,co2", *rows]) + "\n")
+        load_regression.__globals__["_load"].cache_clear()  # another file of the same name
+        run = modulated(
+            {**write_cars(tmp_path, ROWS), "test-path": str(test), "comparators": "lambda-0"},
+            output_dir=tmp_path / f"runs of {len(values)}",
+        )
+        found = run.estimate
+        assert found["held-out"]["r2"] == "nan"
+        assert found["held-out"]["rmse"] > 0
+        assert found["comparators"][0]["r2"] == "nan"
+        assert "the public test records have one target only" in found["problem"]
+        assert f"warning: {found['problem']}" in run.output
+        assert f"held-out R^2 undefined, RMSE {found['held-out']['rmse']:.4g} on {len(values)}" in run.output
+        (line,) = [line for line in run.output.splitlines() if "same, without modulation" in line]
+        assert " undefined " in line
 
 
 def test_a_seed_outside_a_simulation_is_refused(modulated: Callable[..., Any]):

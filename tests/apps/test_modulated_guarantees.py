@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from scipy.stats import norm
 
-from fedveil.artifacts import RunFolder
+from fedveil.artifacts import NodeLedger, RunFolder
+from fedveil.config.modulated import ModulatedConfig
+from fedveil.config.modulated_planning import load_regression
 
 DELTA = 1e-5
 
@@ -104,6 +106,20 @@ def test_the_epsilon_of_an_iterative_run_is_that_of_all_its_rounds(
     assert shown[-1] == pytest.approx(found["epsilon"], rel=1e-9)
 
 
+@pytest.mark.parametrize("bound", ["", 1.0, 0.25])
+def test_how_many_public_test_records_are_longer_than_the_clip_is_announced(
+    modulated: Callable[..., Any], town: dict[str, Any], bound: Any
+):
+    run = modulated({"bound": bound})
+    problem = load_regression(ModulatedConfig.from_run_config({**town, "bound": bound}))
+    longer = [math.hypot(*record) > (bound or 3**0.5 / 2) for record in problem.data.test.features.tolist()]
+    share = 100 * sum(longer) / len(longer)
+    assert 10 < share < 100
+    assert f" ({share:.0f} % of the public test records are longer); sensitivity" in run.output
+    # what the clip is of is not known before ranges are estimated
+    assert "are longer" not in modulated({"bound": bound, "standardization": "estimated"}).output
+
+
 def test_reconstruction_is_told_beside_guessing_and_without_the_wave(modulated: Callable[..., Any]):
     run = modulated()
     found = run.estimate["reconstruction"]
@@ -132,6 +148,30 @@ def test_comparators_are_told_with_what_each_of_them_guarantees(modulated: Calla
     assert told["no-privacy"]["r2"] > 0.6  # at most 0.8 by its own noise
     # the guarantee is of the run itself, which the comparators are no part of
     assert 1.999 < stated(run)["attribute"]["epsilon"] <= 2.0
+
+
+def test_without_a_wave_the_run_is_not_compared_with_itself_and_a_single_feature_will_do(
+    modulated: Callable[..., Any],
+):
+    plain = {"options": "dataset = {records = 400, features = 1}", "amplitude": 0.0, "comparators": "auto"}
+    for strategy in ("modulated-one-shot", "modulated-iterative"):
+        run = modulated({**plain, "strategy": strategy})
+        other = {"modulated-one-shot": "iterative", "modulated-iterative": "one-shot"}[strategy]
+        assert {entry["method"] for entry in run.estimate["comparators"]} == {other, "dp-sgd", "no-privacy"}
+        assert "(nothing is modulated)" in run.output
+        assert len(run.coefficients) == 2
+        assert 7.99 < stated(run)["attribute"]["epsilon"] <= 8.0
+        assert run.estimate["held-out"]["r2"] > 0.3  # of at most 0.8; one feature is found easily
+
+
+def test_few_clients_are_compared_with_disjoint_cohorts_of_one_client_each(modulated: Callable[..., Any]):
+    few = {"options": "dataset = {records = 12, features = 3}", "dp-sgd-rounds": 50, "comparators": "auto"}
+    run = modulated(few)
+    ledger = NodeLedger(run.folder / "node-ledger.sqlite")
+    for name in ("iterative", "dp-sgd"):
+        sent = ledger.cohort_releases(f"{run.folder.name}-{name}")
+        assert {cohort.release.round for cohort in sent} == set(range(1, 13))
+        assert sorted(client for cohort in sent for client in cohort.clients) == list(range(12))
 
 
 def test_what_is_not_finite_is_a_word_in_the_documents(modulated: Callable[..., Any]):

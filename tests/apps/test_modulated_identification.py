@@ -109,16 +109,45 @@ def test_another_confidence_and_the_populations_coefficients_have_wider_interval
 
 
 def test_coefficients_and_intervals_in_own_units_are_the_models_times_public_constants(
-    modulated: Callable[..., Any],
+    modulated: Callable[..., Any], town: dict[str, Any]
 ):
-    """The public target range of made-up data is 1 +- 4 sqrt(1.25), so one unit of the fit is 4.47."""
+    """One unit of the fit is the largest deviation of a public test target from their mean."""
     run = modulated(MANY)
     arrays = RunFolder(run.folder).load_model()[0]
     center, half = arrays["target"]
-    assert (center, half) == pytest.approx((1.0, 4 * 1.25**0.5))
+    shown = load_regression(ModulatedConfig.from_run_config({**town, **MANY})).data.test.targets
+    assert center == pytest.approx(shown.mean())
+    assert half == pytest.approx(max(shown.max() - center, center - shown.min()))
     told = np.array([entry["coefficient"] for entry in run.estimate["coefficients"]])
     assert told[:-1] == pytest.approx(run.coefficients[:-1] * half / arrays["half-range"])
     assert told[-1] == pytest.approx(run.coefficients[-1] * half + center)
+
+
+def test_one_unit_of_a_private_target_is_half_its_public_range_whatever_the_test_records_are(
+    modulated: Callable[..., Any],
+):
+    """The range of made-up targets is 1 +- 4 sqrt(1.25)."""
+    target = RunFolder(modulated({"label-privacy": True}).folder).load_model()[0]["target"]
+    assert target == pytest.approx([1.0, 4 * 1.25**0.5])
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+def test_coefficients_are_told_with_the_clip_of_the_records_that_they_are_of(
+    modulated: Callable[..., Any], bound: float
+):
+    run = modulated({**MANY, "bound": bound})
+    words = f"coefficients of 'y' for one unit more, of records clipped to norm {bound:g} (steeper than of whole ones"
+    assert words in run.output
+    assert run.estimate["clipped-to-norm"] == bound
+    assert (
+        run.estimate["coefficients-are"]
+        == "of 'y' for one unit of a feature more, of records clipped to that norm"
+    )
+    noisy = modulated({"epsilon": 0.5, "bound": bound})
+    assert (
+        f"regularised {words.replace('coefficients', 'coefficients, not identified one by one,')}"
+        in noisy.output
+    )
 
 
 def test_with_estimated_ranges_coefficients_are_still_in_the_features_own_units(

@@ -137,5 +137,5 @@ def test_how_many_records_were_clipped_stays_in_the_nodes_own_notes(modulated: C
     assert len(notes) == 2
     assert all("records were clipped to norm 0.25" in note for note in notes.values())
     told = run.output + (run.folder / "estimate.json").read_text()
-    assert "clipped to norm 0.25;" in told  # the public bound
+    assert "x clipped to norm 0.25 (" in told  # the public bound
     assert "were clipped" not in told

@@ -99,7 +99,7 @@ def test_clients_of_the_lost_reply_are_not_in_the_estimate(
     run = losing({}, {1}, silent=True)
     assert Counter(row["source"] for row in run.rows) == {"reply": 300, "assumed": 100}
     assert run.metrics[-1]["clients"] == 300
-    assert "that 300 messages of 3 features" in run.estimate["identification"]
+    assert "the modulation of 300 messages of 3 features" in run.estimate["identification"]
 
 
 def test_a_node_that_fails_while_ranges_are_estimated_is_assumed_there(losing: Callable[..., Any]):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil import wire
 from fedveil.artifacts import NodeLedger, RunFolder
 from fedveil.config import modulated_planning
-from fedveil.privacy import gaussian_mu
+from fedveil.privacy import Modulation, gaussian_mu, plan_messages
+from fedveil.run.app import find_app
 
 KILLED_RUNS = Path(__file__).with_name("killed_runs.py")
 BUDGET = gaussian_mu(8.0, 1e-5)
@@ -45,7 +49,9 @@ DEATHS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "in a comparator": (COMPARED, 0, {"comparators": "lambda-0,dp-sgd,no-privacy"}),
     "at the very end": (UNFINISHED, 0, COHORTS),
     "unseeded, one-shot, half the messages": (RELEASED, 1, UNSEEDED),
+    "unseeded, one-shot, no message arrived": (REPLIED, 1, UNSEEDED),
     "unseeded, in the ranges": (RELEASED, 0, {**UNSEEDED, **RANGES}),
+    "unseeded, cohorts, in the ranges": (REPLIED, 0, {**COHORTS, **UNSEEDED, **RANGES}),
     "unseeded, cohorts": (REPLIED, 3, {**COHORTS, **UNSEEDED}),
     "unseeded, first cohort": (RELEASED, 1, {**COHORTS, **UNSEEDED}),
     "unseeded, all": (REPLIED, 3, {**ALL, **UNSEEDED}),
@@ -181,6 +187,12 @@ def spent_on_the_node(folder: Path) -> np.ndarray:
     return ledger.spent_each(folder.name, np.arange(400), "attribute")
 
 
+def ranges_sent(folder: Path) -> list[Any]:
+    """Messages about ranges in the nodes' own ledger, with their clients."""
+    sent = NodeLedger(folder / "node-ledger.sqlite").cohort_releases(folder.name)
+    return [(one.release, one.clients.tolist()) for one in sent if one.release.name == "range-message"]
+
+
 def covered(run: Any, folder: Path) -> None:
     """The server's ledger has every message that is in the nodes' own, and no node let a client pass its budget."""
     assert spent_on_the_node(folder).max() <= BUDGET**2
@@ -192,7 +204,7 @@ def covered(run: Any, folder: Path) -> None:
     assert run.guarantees["attribute"]["kind"] == "proven"
 
 
-@pytest.mark.parametrize("name", [name for name in DEATHS if "unseeded" in name])
+@pytest.mark.parametrize("name", [name for name in DEATHS if "unseeded" in name and "no message" not in name])
 def test_an_unseeded_run_that_goes_on_tells_every_message_that_may_have_left(
     dead_run: Callable[[str], Path], modulated_run: Callable[..., Any], seen: Callable[..., Any], name: str
 ):
@@ -239,8 +251,72 @@ def test_a_one_shot_run_that_died_half_way_goes_on_with_those_that_have_not_sent
     run = seen(folder)
     assert run.metrics[-1]["clients"] == 200
     assert run.metrics[-1]["out-of-budget"] == 200
-    assert "that 200 messages of 3 features" in run.estimate["identification"]
+    assert "the modulation of 200 messages of 3 features" in run.estimate["identification"]
     assert sum(row["source"] == "assumed" for row in run.rows) == 400
+    assert "200 of 400 clients took part" in result.stdout
+    assert "400 rows of the ledger are assumed" in result.stdout
+
+
+def test_a_run_in_which_no_message_arrived_has_no_result_and_fails(
+    dead_run: Callable[[str], Path], modulated_run: Callable[..., Any]
+):
+    """All had sent their one message when it died, and none was on disk."""
+    folder = dead_run("unseeded, one-shot, no message arrived")
+    spent = spent_on_the_node(folder)
+    assert spent.min() > 0
+    result = modulated_run({}, "--resume", folder)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "no client has sent a message: all had spent their budget before" in line
+    assert "start a new run" in line
+    assert "coefficients" not in result.stdout
+    assert not RunFolder(folder).is_finished
+    assert not (folder / "estimate.json").exists()
+    assert np.array_equal(spent_on_the_node(folder), spent)  # the folder keeps what was spent
+
+
+@pytest.mark.parametrize("name", ["unseeded, in the ranges", "unseeded, cohorts, in the ranges"])
+def test_an_unseeded_run_that_died_in_its_ranges_goes_on_with_public_ones_and_counts_them_as_paid(
+    dead_run: Callable[[str], Path], modulated_run: Callable[..., Any], seen: Callable[..., Any], name: str
+):
+    folder = dead_run(name)
+    before = ranges_sent(folder)
+    assert before
+    result = modulated_run({}, "--resume", folder)
+    assert result.exit_code == 0, result.stderr
+    assert "are not asked for again: public ones serve" in result.stdout
+    assert "the intercept at the features' public centres" in result.stdout
+    assert ranges_sent(folder) == before
+    run = seen(folder)
+    rows = Counter((row["release"], row["round"] > 0, row["source"]) for row in run.rows)
+    assert rows == {("range-message", False, "assumed"): 400, ("modulated-message", True, "reply"): 400}
+    arrays = RunFolder(folder).load_model()[0]
+    assert np.array_equal(arrays["center"], np.zeros(3))  # made-up features are within -1 and 1
+    assert np.array_equal(arrays["half-range"], np.ones(3))
+    assert run.estimate["guarantees"][0]["epsilon"] <= 8.0
+
+
+def test_ranges_that_were_assumed_once_are_not_assumed_again_when_the_run_dies_again(
+    dead_run: Callable[[str], Path],
+    modulated_run: Callable[..., Any],
+    seen: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    folder = dead_run("unseeded, cohorts, in the ranges")
+    save = RunFolder.save_checkpoint
+
+    def fail(self: RunFolder, checkpoint: Any) -> None:
+        save(self, checkpoint)
+        if checkpoint.round == 2:
+            raise OSError("the machine goes down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_checkpoint", fail)
+        assert modulated_run({}, "--resume", folder).exit_code == 1
+    assert modulated_run({}, "--resume", folder).exit_code == 0
+    rows = Counter(row["client"] for row in seen(folder).rows if row["release"] == "range-message")
+    assert set(rows.values()) == {1}
+    covered(seen(folder), folder)
 
 
 def test_an_unseeded_comparator_that_was_interrupted_is_not_told_as_if_it_had_run(
@@ -308,11 +384,64 @@ def test_a_resumed_run_with_another_setting_is_refused_naming_it(
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("name", ["cohorts, pooled", "after the ranges", "unseeded, all"])
+@pytest.mark.parametrize(
+    ("written", "edited"),
+    [
+        ("epsilon = 8.0", "epsilon = 80.0"),
+        ("num-server-rounds = 4", "num-server-rounds = 40"),
+        ("alpha = 0.3", "alpha = 0.9"),
+    ],
+)
+def test_a_run_whose_settings_were_edited_in_its_folder_is_not_resumed(
+    dead_run: Callable[[str], Path], modulated_run: Callable[..., Any], name: str, written: str, edited: str
+):
+    folder = dead_run(name)
+    file = folder / "config.toml"
+    text = file.read_text()
+    assert f"\n{written}\n" in text
+    file.write_text(text.replace(f"\n{written}\n", f"\n{edited}\n"))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    result = modulated_run({}, "--resume", folder)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert f"{file} is not what the run was started with: restore it, or start a new run" in line
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    file.write_text(text)
+    assert modulated_run({}, "--resume", folder).exit_code == 0
+
+
 def test_resuming_a_finished_run_is_refused(modulated: Callable[..., Any], modulated_run: Callable[..., Any]):
     run = modulated()
     result = modulated_run({}, "--resume", run.folder)
     assert result.exit_code != 0
     assert f"the run in {run.folder} is finished" in result.stderr
+
+
+def test_a_checkpoint_packs_the_clients_of_a_round_once_and_gives_back_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    app = find_app("modulated")
+    with app.importable():
+        history = importlib.import_module("modulated_app.history").History
+    plan = plan_messages(epsilon=8.0, delta=1e-5, bound=1.0, modulation=Modulation(), num_releases=3)
+    packed: list[int] = []
+    pack = wire.encode_clients
+    monkeypatch.setattr(
+        wire, "encode_clients", lambda clients: (packed.append(len(clients)), pack(clients))[1]
+    )
+    told, zero = history(100, None), np.zeros(3)
+    for number in (1, 2, 3):
+        told.pay((plan.cohort_release(np.arange(10 * number), number),), ())
+        told.pay((), (plan.cohort_release(np.arange(90, 90 + number), number),))
+        checkpoint = told.checkpoint(number, zero, {}, "hash", {"run": "x"})
+        again = history(100, checkpoint)
+        for kind in ("releases", "assumed"):
+            kept, found = getattr(told, kind), getattr(again, kind)
+            assert [sent.release for sent in found] == [sent.release for sent in kept]
+            for sent, original in zip(found, kept, strict=True):
+                assert np.array_equal(sent.clients, original.clients)
+    assert packed == [10, 1, 20, 2, 30, 3]
 
 
 def test_a_seeded_run_whose_records_changed_sends_nothing_with_the_noise_of_before(

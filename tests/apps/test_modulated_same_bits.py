@@ -38,9 +38,7 @@ def test_averages_of_each_clients_messages_have_the_same_bits_too(modulated: Cal
 
 
 @pytest.mark.parametrize("name", ["one-shot", "one-shot, private labels", "samples, pooled"])
-def test_single_messages_give_the_coefficients_of_their_sums(
-    modulated: Callable[..., Any], name: str
-):
+def test_single_messages_give_the_coefficients_of_their_sums(modulated: Callable[..., Any], name: str):
     sums, each = modulated(WAYS[name]), modulated({**WAYS[name], "reply": "each"}, nodes=16)
     assert each.results == sums.results
     sent = [set(run.replies[-1].content["arrays"]) for run in (sums, each)]

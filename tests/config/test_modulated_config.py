@@ -334,6 +334,18 @@ def test_comparators_are_all_other_methods_in_a_simulation_and_none_elsewhere():
     assert ModulatedConfig().comparators_of(simulated=False) == ()
 
 
+def test_without_a_wave_the_comparator_without_one_is_the_run_itself_and_left_out():
+    assert set(config(amplitude=0.0).comparators_of(simulated=True)) == set(COMPARATORS) - {
+        "one-shot",
+        "lambda-0",
+    }
+    iterative = config(strategy="modulated-iterative", amplitude=0.0)
+    assert set(iterative.comparators_of(simulated=True)) == set(COMPARATORS) - {"iterative", "lambda-0"}
+    assert "lambda-0" in config(amplitude=1e-9).comparators_of(simulated=True)
+    # who names it has it
+    assert config(amplitude=0.0, comparators="lambda-0").comparators_of(simulated=True) == ("lambda-0",)
+
+
 @pytest.mark.parametrize("typed", ["none", "", " none ", ","])
 def test_no_comparators_are_none_anywhere(typed: str):
     assert config(comparators=typed).comparators_of(simulated=True) == ()

@@ -15,6 +15,7 @@ from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config import ConfigError
 from fedveil.config.modulated import COMPARATORS, ModulatedConfig
 from fedveil.config.modulated_planning import (
+    LARGEST_LABEL,
     MAIN,
     RANGE,
     Regression,
@@ -204,14 +205,32 @@ def test_every_comparator_has_the_same_total_budget_and_the_one_without_noise_no
 
 def test_comparators_take_the_rounds_of_their_own_method():
     asked = config({"dp-sgd-rounds": 7})
-    assert {name: comparison_rounds(name, asked) for name in COMPARATORS} == {
+    assert {name: comparison_rounds(name, asked, 200) for name in COMPARATORS} == {
         "lambda-0": 1,
         "one-shot": 1,
         "iterative": 20,
         "dp-sgd": 7,
         "no-privacy": 1,
     }
-    assert comparison_rounds("lambda-0", config({**ITERATIVE, "num-server-rounds": 5})) == 5
+    assert comparison_rounds("lambda-0", config({**ITERATIVE, "num-server-rounds": 5}), 200) == 5
+
+
+def test_comparators_have_no_more_disjoint_cohorts_than_there_are_clients():
+    asked = config({"dp-sgd-rounds": 201})
+    for clients, expected in (
+        (1, (1, 1)),
+        (19, (19, 19)),
+        (200, (20, 200)),
+        (201, (20, 201)),
+        (500, (20, 201)),
+    ):
+        assert tuple(comparison_rounds(name, asked, clients) for name in ("iterative", "dp-sgd")) == expected
+    # everybody sends in every round of it, so its rounds are the run's own
+    all_rounds = config({**ITERATIVE, "participation": "all", "num-server-rounds": 9})
+    assert comparison_rounds("lambda-0", all_rounds, 3) == 9
+    assert plans_of({"comparators": "dp-sgd", "dp-sgd-rounds": 201})
+    few = {"options": "dataset = {records = 3, features = 4}"}
+    assert set(plans_of({**few, "comparators": "auto"})) == {MAIN, *COMPARATORS} - {"one-shot"}
 
 
 def test_outside_a_simulation_there_are_the_runs_own_messages_only():
@@ -239,11 +258,15 @@ def test_an_alpha_so_near_1_that_the_wave_would_show_is_refused():
     assert plans_of({**near, "amplitude": 0.0})  # c is a unit, and without a wave any will do
 
 
-@pytest.mark.parametrize(
-    "values", [{**ITERATIVE, "num-server-rounds": 201}, {"comparators": "dp-sgd", "dp-sgd-rounds": 201}]
-)
-def test_more_disjoint_cohorts_than_clients_are_refused_before_anybody_is_asked(values: dict[str, Any]):
-    assert "201 rounds of disjoint cohorts need as many clients, and there are 200" in refusal(values)
+@pytest.mark.parametrize("comparators", ["none", "auto"])
+def test_more_disjoint_cohorts_than_clients_are_refused_before_anybody_is_asked(comparators: str):
+    values = {**ITERATIVE, "comparators": comparators}
+    assert (
+        "num-server-rounds = 201: 201 rounds of disjoint cohorts need as many clients, and there are 200"
+        in refusal({**values, "num-server-rounds": 201})
+    )
+    assert plans_of({**values, "num-server-rounds": 200})
+    assert plans_of({**values, "num-server-rounds": 201, "participation": "all"})
 
 
 def test_a_private_label_needs_a_public_range(tmp_path: Path):
@@ -283,13 +306,23 @@ def test_data_that_are_no_regression_are_refused_by_name(values: dict[str, Any],
 # the data
 
 
-def test_the_target_is_on_its_public_scale_and_coefficients_come_back_in_their_own_units(tmp_path: Path):
-    problem = load_regression(config(cars(tmp_path, CARS)))
-    assert (problem.target_center, problem.target_half_range) == (200.0, 200.0)
+@pytest.mark.parametrize("private", [False, True])
+def test_the_target_is_on_its_public_scale_and_coefficients_come_back_in_their_own_units(
+    tmp_path: Path, private: bool
+):
+    problem = load_regression(config({**cars(tmp_path, CARS), "label-privacy": private}))
     features, targets = problem.rows(0, problem.num_clients)
     assert features.shape == (problem.num_clients, 3)
-    assert targets.min() >= -0.5
-    assert targets.max() <= 0.0
+    if private:
+        assert (problem.target_center, problem.target_half_range) == (200.0, 200.0)
+        assert targets.min() >= -0.5
+        assert targets.max() <= 0.0
+    else:
+        shown = problem.data.test.targets
+        assert problem.target_center == pytest.approx(shown.mean())
+        assert problem.target_half_range == pytest.approx(np.abs(shown - shown.mean()).max())
+        assert np.abs(problem.test[1]).max() == pytest.approx(1.0)
+        assert problem.test[1].mean() == pytest.approx(0.0, abs=1e-12)
     # y = 100 + 20 (weight - 1) in kilograms and grams, whatever the unit of the fit
     design = np.column_stack([features.astype(float), np.ones(len(features))])
     solved = problem.in_own_units(np.linalg.lstsq(design, targets, rcond=None)[0])
@@ -303,6 +336,36 @@ def test_a_target_without_a_range_is_scaled_by_the_public_test_records(tmp_path:
     assert problem.target_center == pytest.approx(shown.mean())
     assert problem.target_half_range == pytest.approx(np.abs(shown - shown.mean()).max())
     assert np.abs(problem.test[1]).max() == pytest.approx(1.0)
+
+
+def test_a_label_in_the_clear_may_lie_64_deviations_of_the_test_records_out_and_no_further(tmp_path: Path):
+    test = tmp_path / "test.csv"
+    test.write_text(
+        "weight,fuel,co2\n1.0,gas,100\n2.0,gas,200\n3.0,gas,300\n"
+    )  # 200, and 100 at most from it
+    rows = [*CARS[:4], "1.0,gas,6600", "1.0,gas,-6200", *CARS[4:]]
+    problem = load_regression(config({**cars(tmp_path, rows), "test-path": str(test)}))
+    assert (problem.target_center, problem.target_half_range) == (200.0, 100.0)
+    targets = problem.rows(0, problem.num_clients)[1]
+    assert targets[4:6].tolist() == [64.0, -64.0]
+    problem.check_labels(0, targets)
+    problem.check_labels(7, targets[:0])
+    for far in (64.001, -64.001, 1e300):
+        changed = targets[3:10].copy()
+        changed[[2, 5]] = far
+        with pytest.raises(ConfigError) as refused:
+            problem.check_labels(3, changed)
+        sentence = str(refused.value)
+        assert sentence.startswith(
+            "the label of client 5 is more than 64 times as far from the mean of the public"
+        )
+        assert "64.001" not in sentence
+        assert "e+" not in sentence
+
+
+def test_labels_too_far_out_are_refused_by_the_same_bound_that_sums_are_planned_for():
+    for name, variant in plans_of({"comparators": "no-privacy"}).items():
+        assert variant.largest_label == LARGEST_LABEL == 64.0, name
 
 
 def test_the_default_bound_counts_columns_and_a_given_one_is_kept(tmp_path: Path):

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.artifacts import RunFolder
+from fedveil.config import FedSVAConfig
+from fedveil.config.base import RunConfig
+from fedveil.config.modulated import ModulatedConfig
 from fedveil.run import BadInput, plan_run, run_app
+from fedveil.run.app import find_app
 
 
 def test_a_good_run_ends_with_status_0(trap: Path, tmp_path: Path):
@@ -79,6 +84,20 @@ def test_a_stopped_run_says_so(
 def test_what_cannot_be_run_is_refused_before_anything_starts(trap: Path, options, complaint: str):
     with pytest.raises(BadInput, match=complaint):
         plan_run(str(trap), **options)
+
+
+@pytest.mark.parametrize(
+    ("app", "of"), [("fedsva", ModulatedConfig()), ("modulated", FedSVAConfig()), ("trap", FedSVAConfig())]
+)
+def test_the_run_of_another_app_is_refused_by_name(trap: Path, tmp_path: Path, app: str, of: RunConfig):
+    asked = str(trap) if app == "trap" else app
+    folder = RunFolder.create(tmp_path, "another", of.to_run_config()).path
+    with pytest.raises(BadInput) as refused:
+        plan_run(asked, resume=str(folder))
+    sentence, key, _ = str(refused.value).split("'")
+    assert sentence == f"the run in {folder} is not one of app {app}, which has no setting "
+    assert key in of.to_run_config()
+    assert key not in find_app(asked).defaults
 
 
 def test_a_resumed_run_takes_its_settings_from_its_folder(

@@ -70,7 +70,11 @@ def own_records(
     config: ModulatedConfig, first: int, count: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """The records of this node, and of no other; in memory while its process lives."""
-    return load_regression(config).rows(first, first + count)
+    problem = load_regression(config)
+    features, targets = problem.rows(first, first + count)
+    if not config.label_privacy:
+        problem.check_labels(first, targets)
+    return features, targets
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config.modulated import ModulatedConfig
 from fedveil.privacy import gaussian_epsilon, rounded_up
 
-from .figures import Figures
+from .figures import Figures, shown
 
 __all__ = ["comparison_lines", "privacy_of"]
 
@@ -18,7 +18,7 @@ _TOLD = {
     "one-shot": "one-shot",
     "iterative": "iterative, disjoint cohorts",
     "dp-sgd": "local DP-SGD",
-    "no-privacy": "no privacy",
+    "no-privacy": "no privacy, nothing clipped",
 }
 
 
@@ -40,4 +40,4 @@ def comparison_lines(
     width = max(len(row[0]) for row in rows)
     yield f"{'method':<{width}}  {'R^2':>9}  {'RMSE':>9}  privacy of each client"
     for name, r2, rmse, privacy in rows:
-        yield f"{name:<{width}}  {r2:>9.4f}  {rmse:>9.4g}  {privacy}"
+        yield f"{name:<{width}}  {shown(r2):>9}  {rmse:>9.4g}  {privacy}"

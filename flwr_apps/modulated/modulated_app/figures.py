@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from fedveil.config.modulated_planning import Regression
 
 from .methods import Ranges
 
-__all__ = ["Figures", "HeldOut"]
+__all__ = ["Figures", "HeldOut", "shown"]
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,26 @@ class Figures:
     Attributes
     ----------
     r2 : float
-        1 less the squared errors over those of the test set's own mean: 1 is perfect, below 0 worse than the mean.
+        1 less the squared errors over those of the test set's own mean: 1 is perfect, below 0 worse than the mean; NaN
+        where all targets are equal, or there is one.
     rmse : float
         Root mean squared error in the target's own unit.
     """
 
     r2: float
     rmse: float
+
+    @property
+    def told(self) -> str:
+        """Both, for a person."""
+        return f"R^2 {shown(self.r2)}, RMSE {self.rmse:.4g}"
+
+
+def shown(r2: float) -> str:
+    """R^2 for a person, also an absurd one."""
+    if math.isnan(r2):
+        return "undefined"
+    return f"{r2:.4f}" if abs(r2) < 1e4 else f"{r2:.3g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +70,11 @@ class HeldOut:
     def figures(self, coefficients: NDArray[np.float64]) -> Figures:
         """R^2 and RMSE of these coefficients, the intercept last."""
         errors = self.targets - (self.features @ coefficients[:-1] + coefficients[-1])
+        if not errors.size:
+            return Figures(math.nan, math.nan)
         spread = float(np.mean((self.targets - self.targets.mean()) ** 2))
-        mean_square = float(np.mean(errors**2))
-        # a test set of one record, or of equal targets, has nothing to explain
-        r2 = 1.0 - mean_square / spread if spread > 0 else float(mean_square == 0)
+        with np.errstate(over="ignore"):
+            mean_square = float(np.mean(errors**2))
+        # a test set of one record, or of equal targets, has nothing to explain; rounding may leave a hair of a spread
+        r2 = 1.0 - mean_square / spread if spread > 1e-28 * float(np.max(self.targets**2)) else math.nan
         return Figures(r2, mean_square**0.5 * self.unit)

@@ -12,6 +12,7 @@ from fedveil import wire
 from fedveil.artifacts import RunFolder
 from fedveil.config.modulated import ModulatedConfig
 from fedveil.config.modulated_planning import load_regression
+from fedveil.config.places import secret_keys
 from fedveil.strategies.hooks import FinishedRun
 
 from .figures import HeldOut
@@ -63,7 +64,7 @@ def finished_run(
     return FinishedRun(
         folder=folder,
         app="modulated",
-        config=config.to_run_config(),
+        config=config.to_run_config() | dict.fromkeys(secret_keys(config), "secret"),
         arrays=as_layer(saved[wire.COEFFICIENTS]),
         trajectory=[
             (number, as_layer(arrays[wire.COEFFICIENTS])) for number, arrays in folder.load_trajectory()

@@ -41,6 +41,7 @@ class History:
         self.compared: list[dict[str, Any]] = []
         self.begun: list[str] = []  # comparators
         self.problem: str | None = None
+        self._packed: dict[int, NDArray[np.uint8]] = {}  # the cohorts live as long as this does
         if checkpoint is not None:
             self._restore(checkpoint)
 
@@ -78,9 +79,7 @@ class History:
         rows: list[dict[str, Any]] = []
         for kind, cohorts in (("reply", self.releases), ("assumed", self.assumed)):
             for cohort in cohorts:
-                optimizer[f"cohorts/{len(rows):06d}"] = np.frombuffer(
-                    wire.encode_clients(cohort.clients), np.uint8
-                )
+                optimizer[f"cohorts/{len(rows):06d}"] = self._packed_clients(cohort)
                 rows.append({"source": kind, "row": asdict(cohort.release)})
         return Checkpoint(
             round=server_round,
@@ -97,6 +96,12 @@ class History:
                 "problem": self.problem,
             },
         )
+
+    def _packed_clients(self, cohort: CohortRelease) -> NDArray[np.uint8]:
+        """Who sent, as bytes; packed once, for a checkpoint of every round holds all rounds."""
+        if id(cohort) not in self._packed:
+            self._packed[id(cohort)] = np.frombuffer(wire.encode_clients(cohort.clients), np.uint8)
+        return self._packed[id(cohort)]
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         arrays = checkpoint.optimizer
@@ -124,6 +129,15 @@ class History:
             for name, value in checkpoint.optimizer.items()
             if name.startswith("state/")
         }
+
+    @property
+    def sent_by(self) -> int:
+        """Clients of which a message of the main method arrived."""
+        seen = np.zeros(self.num_clients, np.bool_)
+        for cohort in self.releases:
+            if cohort.release.name == "modulated-message":
+                seen[cohort.clients] = True
+        return int(seen.sum())
 
     def effective_clients(self) -> float | None:
         """How many clients the messages are worth: (sum n)^2 / sum n^2 where a client sent n; None where none did."""

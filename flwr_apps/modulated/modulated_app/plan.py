@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import MAIN, comparison_rounds, load_regression, variant_plans
+from fedveil.config.modulated_planning import (
+    MAIN,
+    comparison_rounds,
+    load_regression,
+    main_releases,
+    variant_plans,
+)
 from fedveil.privacy import gaussian_epsilon, rounded_up
 
 from .statements import announce
@@ -41,7 +50,7 @@ def plan(config: ModulatedConfig, say: Callable[[str], None]) -> None:
         table.add_column(heading, justify="left" if heading in ("messages", "relation") else "right")
     for name, variant in plans.items():
         sent = variant.plan
-        rounds = config.rounds if name == MAIN else comparison_rounds(name, config)
+        rounds = config.rounds if name == MAIN else comparison_rounds(name, config, problem.num_clients)
         if sent is None:
             table.add_row(name, str(rounds), "1", "", "0", "", "none", "")
             continue
@@ -59,24 +68,37 @@ def plan(config: ModulatedConfig, say: Callable[[str], None]) -> None:
     main = plans[MAIN].plan
     if main is None:
         return
-    noise, count = main.sigma**2, problem.num_clients * messages_of_a_client(config)
-    what = "messages"
+    wave = config.modulation
+    noise = (main.sigma**2 + wave.amplitude**2 / (2 * wave.num_directions)) / wave.scale**2
+    shares = shares_by_messages(config, problem.num_clients)
+    times = np.arange(len(shares))
+    count, per, what = problem.num_clients * float(shares @ times), "c^2", "messages"
     if config.method == "iterative" and config.estimate == "averaged":
-        noise, count = noise * problem.num_clients / count, problem.num_clients
-        what = "averages of a client's messages"
-    count = max(int(count), 1)
-    level = noise / config.modulation.scale**2 * (problem.num_features / count) ** 0.5
+        # errors of averages add as squares; waves of several directions leave at most this
+        seen = float(shares[1:].sum())
+        size = math.sqrt(seen / float(np.sum(shares[1:] / times[1:] ** 2)))
+        noise, count = noise / size, problem.num_clients * seen
+        per, what = "(t c^2)", f"averages of a client's t = {size:.3g} messages"
+    count = max(round(count), 1)
+    level = noise * math.sqrt(problem.num_features / count)
     say(
-        f"noise in the estimated covariance: {level:.3g} (sigma^2/c^2 sqrt(d/K), K = {count} {what}); intervals "
-        "of single coefficients need its smallest eigenvalue above about ten times that, and a record has norm at "
-        f"most {problem.bound:.3g}"
+        f"noise in the estimated covariance: {level:.3g} ((sigma^2 + lambda^2/2m)/{per} "
+        f"sqrt(d/K), K = {count} {what}); intervals of single coefficients need its smallest eigenvalue above about "
+        f"ten times that, and a record has norm at most {problem.bound:.3g}"
     )
 
 
-def messages_of_a_client(config: ModulatedConfig) -> float:
-    """How many messages of the main method a client sends, on average."""
-    if config.method == "one-shot":
-        return config.fraction_train
-    return {"all": config.rounds, "sampled": config.fraction_train * config.rounds, "cohorts": 1}[
-        config.participation
-    ]
+def shares_by_messages(config: ModulatedConfig, num_clients: int) -> NDArray[np.float64]:
+    """Shares of the clients that send 0, 1, 2, ... messages of the main method, as expected before it starts."""
+    shares = np.zeros(main_releases(config) + 1)
+    if config.method == "iterative" and config.participation != "sampled":
+        shares[-1] = 1.0
+        return shares
+    shares[0] = 1.0
+    drawn = max(round(config.fraction_train * num_clients), 1) / num_clients
+    for _ in range(config.rounds):
+        able = float(shares[:-1].sum())  # who has sent all its messages is not drawn again
+        moved = shares[:-1] * (min(1.0, drawn / able) if able else 0.0)
+        shares[:-1] -= moved
+        shares[1:] += moved
+    return shares

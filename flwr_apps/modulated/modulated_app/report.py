@@ -75,9 +75,7 @@ def coefficients_of(
     return entries
 
 
-def coefficient_lines(
-    entries: Sequence[Mapping[str, Any]], config: ModulatedConfig, target: str
-) -> Iterator[str]:
+def coefficient_lines(entries: Sequence[Mapping[str, Any]], config: ModulatedConfig) -> Iterator[str]:
     """A line for each coefficient, up to a number that can be read."""
     width = max(len(entry["name"]) for entry in entries)
     for entry in entries[:_MOST_LINES]:
@@ -87,7 +85,7 @@ def coefficient_lines(
                 f"   least squares {entry['least-squares']:.5g}, {100 * config.confidence:g} % "
                 f"[{entry['lower']:.5g}, {entry['upper']:.5g}]"
             )
-        yield f"{line}   ({target} for one unit more)" if entry is entries[0] else line
+        yield line
     if len(entries) > _MOST_LINES:
         yield f"... and {len(entries) - _MOST_LINES} more in estimate.json"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fedveil import __version__, wire
-from fedveil.artifacts import Checkpoint, RunFolder, cohort_table
+from fedveil import wire
+from fedveil.artifacts import Checkpoint, RunFolder
 from fedveil.config import ConfigError
 from fedveil.config.modulated import ModulatedConfig
 from fedveil.config.modulated_planning import (
@@ -27,7 +26,13 @@ from fedveil.config.modulated_planning import (
     load_regression,
     variant_plans,
 )
-from fedveil.config.places import check_writable, open_resumed, output_root, secret_keys
+from fedveil.config.places import (
+    check_writable,
+    open_resumed,
+    output_root,
+    require_same_hash,
+    secret_keys,
+)
 from fedveil.config.randomness import run_streams
 from fedveil.flower import is_simulation_grid
 from fedveil.privacy import gaussian_epsilon
@@ -37,16 +42,15 @@ from fedveil.strategies.message_strategy import MessageStrategy
 from fedveil.threads import set_threads
 
 from .comparison import comparison_lines, privacy_of
+from .conclusion import APP, conclude
 from .figures import Figures, HeldOut
 from .finished import finished_run
 from .history import History
 from .methods import Fitting, strategy_of
-from .report import coefficient_lines, coefficients_of, finite, inference_of, reconstruction_of, region_values
-from .statements import announce, guarantees_of, relation_of
+from .statements import announce, own_plan, relation_of
 
 app = ServerApp()
 CODE = wire.fingerprint(Path(__file__).parent)
-APP = "modulated"
 
 
 def say(line: str) -> None:
@@ -69,6 +73,7 @@ def main(grid: Grid, context: Context) -> None:
     checkpoint = resumed.load_checkpoint() if resumed else None
     facts = {"code": code[wire.SOURCE], "data": public_digest(problem)}
     if resumed and checkpoint:
+        require_same_hash(config, checkpoint, resumed.path)
         check_unchanged(checkpoint, facts, resumed.path, simulated=simulated)
     else:
         check_writable(config)
@@ -83,17 +88,23 @@ def main(grid: Grid, context: Context) -> None:
     history = History(problem.num_clients, checkpoint)
     shared: dict[str, Any] = {"run": run, "facts": facts}
 
-    if RANGE in plans and history.ranges is None:
-        variant = plans[RANGE]
-        if variant.plan is None:
-            raise ConfigError("the messages about ranges must have noise.")
-        if resumed and not streams.is_seeded:
-            # it died before this round was on disk, perhaps after clients had sent what cannot be sent again
-            history.pay((), (variant.plan.cohort_release(np.arange(problem.num_clients), 0),))
+    interrupted = resumed is not None and not streams.is_seeded
+    if RANGE in plans and history.ranges is None and interrupted:
+        # it died before that round was on disk, perhaps after clients had sent what they cannot afford twice
+        say(
+            "ranges may have been estimated when the run was interrupted, and are not asked for again: public ones "
+            "serve"
+        )
+        if not any(sent.release.name == "range-message" for sent in history.assumed):
+            history.pay((), (own_plan(plans[RANGE]).cohort_release(np.arange(problem.num_clients), 0),))
+    elif RANGE in plans and history.ranges is None:
+        variant, start = plans[RANGE], np.zeros(problem.num_features + 1)
+        # what the run was started with, before anybody is asked
+        folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
         found = range_round(
             grid,
             census,
-            plan=variant.plan,
+            plan=own_plan(variant),
             modulation=variant.modulation,
             bound=variant.bound,
             dimension=problem.num_features,
@@ -107,14 +118,13 @@ def main(grid: Grid, context: Context) -> None:
         history.ranges = found.center, found.spread
         history.pay(found.releases, found.assumed)
         # at once: asked again, clients would have spent more than the share
-        start = np.zeros(problem.num_features + 1)
         folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
     fitting = Fitting(config, problem, plans, census, streams, run, code, history.ranges, say)
     held_out = HeldOut.of(problem, history.ranges, problem.bound)
     strategy = fit(grid, fitting, held_out, history, folder, checkpoint, shared)
     figures = held_out.figures(strategy.coefficients)
     compare(grid, fitting, held_out, history, folder, strategy, shared, figures)
-    finish(fitting, history, folder, strategy, figures)
+    conclude(fitting, history, folder, strategy, figures)
     hooks = hook_names(config.hooks)
     if hooks:
         run_hooks(hooks, finished_run(folder, config, say, grid))
@@ -240,7 +250,14 @@ def compare(
         # gradients are clipped, not records
         bound = fitting.plans[name].bound if name == "no-privacy" else fitting.problem.bound
         target = HeldOut.of(fitting.problem, strategy.ranges, math.inf if name == "dp-sgd" else bound)
-        run_strategy(grid, strategy, target, start, comparison_rounds(name, config), config.round_timeout)
+        run_strategy(
+            grid,
+            strategy,
+            target,
+            start,
+            comparison_rounds(name, config, fitting.problem.num_clients),
+            config.round_timeout,
+        )
         found = target.figures(strategy.coefficients)
         history.compared.append(
             {
@@ -253,98 +270,6 @@ def compare(
         save()
     for line in comparison_lines(config, fitting.plans[MAIN], figures, history.compared):
         say(line)
-
-
-def finish(
-    fitting: Fitting, history: History, folder: RunFolder, strategy: MessageStrategy, figures: Figures
-) -> None:
-    """Write the results and say what was found and guaranteed."""
-    config, problem, plans = fitting.config, fitting.problem, fitting.plans
-    schema, main_plan = problem.data.schema, plans[MAIN].plan
-    if main_plan is None:
-        raise ConfigError("the run's own messages must have noise.")
-    inference = inference_of(config, strategy.moments, history.effective_clients())
-    entries = coefficients_of(
-        problem, history.ranges, strategy.coefficients, inference[0] if inference else None
-    )
-    bound = reconstruction_of(plans, problem, config, history.ranges, history.directions)
-    guarantees = guarantees_of(config, history.all_releases, main_plan.budget)
-    center, spread = history.ranges or (np.zeros(problem.num_features), np.ones(problem.num_features))
-    document: dict[str, Any] = {
-        "method": config.method,
-        "dataset": problem.data.name,
-        "target": schema.target,
-        "clients": problem.num_clients,
-        "held-out": {"records": len(problem.data.test), "r2": figures.r2, "rmse": figures.rmse},
-        "coefficients": entries,
-        "problem": problem_of(history, figures),
-        "identification": inference[0].statement if inference else "no message arrived",
-        "identified": bool(inference and inference[0].identified),
-        "interval-target": config.interval_target,
-        "region": region_values(inference[1]) if inference else None,
-        "reconstruction": finite(asdict(bound)),
-        "comparators": [finite(entry) for entry in history.compared],
-        "guarantees": [finite(asdict(guarantee)) for guarantee in guarantees],
-        "guarantees-cover": "this run's own messages; not the comparators' figures",
-    }
-    folder.finish(
-        {
-            wire.COEFFICIENTS: strategy.coefficients,
-            "center": schema.center + schema.half_range * center,
-            "half-range": schema.half_range * spread,
-            "low": schema.low,
-            "high": schema.high,
-            "target": np.array([problem.target_center, problem.target_half_range]),
-        },
-        history.metrics,
-        cohort_table(history.releases, history.assumed),
-        {
-            "app": APP,
-            "library": __version__,
-            "model": "linear regression",
-            "features": list(schema.names),
-            "target": schema.target,
-            "bound": problem.bound,
-            "r2": figures.r2,
-            "rmse": figures.rmse,
-            "guarantees": [finite(asdict(guarantee)) for guarantee in guarantees],
-        },
-        documents={"estimate": document},
-    )
-    if document["problem"]:
-        say(f"warning: {document['problem']}")
-    centres = "public" if history.ranges is None else "estimated"
-    say(
-        f"coefficients of {schema.target!r} in their own units, the intercept at the features' {centres} centres:"
-    )
-    for line in coefficient_lines(entries, config, schema.target):
-        say(f"  {line}")
-    if inference:
-        intervals, region = inference
-        say(intervals.statement if intervals.identified else region.statement)
-        if config.interval_target == "population":
-            say(
-                "intervals are for a population in which the residuals' variance does not depend on the features"
-            )
-    say(bound.statement)
-    if history.compared:
-        say("guaranteed by this run's own messages; the comparators' figures are not covered:")
-    for guarantee in guarantees:
-        say(f"{guarantee.relation} relation, worst-off client: {guarantee.describe()}")
-    say(
-        f"held-out R^2 {figures.r2:.4f}, RMSE {figures.rmse:.4g} on {len(problem.data.test)} public test records "
-        f"(unit of {schema.target!r})"
-    )
-
-
-def problem_of(history: History, figures: Figures) -> str | None:
-    """Why the model should not be used, in a sentence; None where nothing speaks against it."""
-    if history.problem is None and figures.r2 < 0:
-        return (
-            f"the model predicts the public test records worse than their own mean does (R^2 {figures.r2:.4g}): noise "
-            "outweighs the records, or a given ridge, radius or learning-rate is wrong."
-        )
-    return history.problem
 
 
 def public_digest(problem: Regression) -> str:

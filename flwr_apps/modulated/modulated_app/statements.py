@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
+
 from fedveil import __version__
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config.modulated import ModulatedConfig
@@ -45,17 +47,25 @@ def announce(
         f"{problem.num_clients} clients with one record each, {problem.num_features} features and an intercept predict "
         f"{schema.target!r}; {len(data.test)} public test records"
     )
-    main = _plan(plans, MAIN)
+    main = own_plan(plans[MAIN])
     modulation = config.modulation
     rule = {
-        "exact": "a fresh uniform phase hides the record by itself, so lambda and omega cost nothing",
+        "exact": "a fresh uniform phase hides the record by itself, so lambda and omega cost nothing"
+        if modulation.amplitude
+        else "nothing is modulated",
         "paper": "the publication's bound, which asks for more noise than the messages need",
     }[config.sensitivity]
     clipped = "(x, y/s) together" if config.label_privacy else "x"
+    features, _ = problem.test
+    longer = float(np.mean(np.linalg.norm(features, axis=1) > problem.bound)) if len(features) else 0.0
+    if RANGE in plans:
+        share = ""
+    else:
+        share = f" ({100 * longer:.0f} % of the public test records are longer)"
     say(
         f"message: {modulation.scale:g} x + (lambda {modulation.amplitude:g} / sqrt m) sum_j cos(omega "
         f"{modulation.frequency:g} <x, v_j> + phase) v_j, m = {modulation.num_directions}, {clipped} clipped to norm "
-        f"{problem.bound:.4g}; sensitivity {main.sensitivity:.4g} ({rule}), noise sigma {main.sigma:.4g}"
+        f"{problem.bound:.4g}{share}; sensitivity {main.sensitivity:.4g} ({rule}), noise sigma {main.sigma:.4g}"
     )
     total = gaussian_epsilon(main.budget, config.delta)
     sent = "one message" if main.num_releases == 1 else f"{main.num_releases} messages"
@@ -77,7 +87,7 @@ def announce(
             "whole records"
         )
     if RANGE in plans:
-        spent = _plan(plans, RANGE)
+        spent = own_plan(plans[RANGE])
         say(
             f"means and spreads of the features are estimated first, from one message of each client at sigma "
             f"{spent.sigma:.4g}: {100 * config.range_share:g} % of the mu^2 budget, with a ledger row of its own"
@@ -86,11 +96,13 @@ def announce(
         say("simulation: no privacy against who knows the seed")
 
 
-def _plan(plans: Mapping[str, VariantPlan], name: str) -> MessagePlan:
-    plan = plans[name].plan
-    if plan is None:
-        raise ValueError(f"the messages {name!r} have no noise, and cannot be a run's own.")
-    return plan
+def own_plan(variant: VariantPlan) -> MessagePlan:
+    """The plan of messages that the run itself needs, which are noised."""
+    if variant.plan is None:
+        raise ValueError(
+            f"messages of mechanism {variant.mechanism!r} have no noise, and cannot be a run's own."
+        )
+    return variant.plan
 
 
 def guarantees_of(
