@@ -98,9 +98,7 @@ def main(grid: Grid, context: Context) -> None:
         if not any(sent.release.name == "range-message" for sent in history.assumed):
             history.pay((), (own_plan(plans[RANGE]).cohort_release(np.arange(problem.num_clients), 0),))
     elif RANGE in plans and history.ranges is None:
-        variant, start = plans[RANGE], np.zeros(problem.num_features + 1)
-        # what the run was started with, before anybody is asked
-        folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
+        variant = plans[RANGE]
         found = range_round(
             grid,
             census,
@@ -118,6 +116,7 @@ def main(grid: Grid, context: Context) -> None:
         history.ranges = found.center, found.spread
         history.pay(found.releases, found.assumed)
         # at once: asked again, clients would have spent more than the share
+        start = np.zeros(problem.num_features + 1)
         folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
     fitting = Fitting(config, problem, plans, census, streams, run, code, history.ranges, say)
     held_out = HeldOut.of(problem, history.ranges, problem.bound)
