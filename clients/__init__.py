@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedveil.clients.cohort import Cohort, CohortResult
     from fedveil.clients.contribution import mask_utilities, split_validation
     from fedveil.clients.gradients import attribute_mean_and_share, clipped_mean
+    from fedveil.clients.loss_release import LossNode, handle_losses
     from fedveil.clients.meter import ContributionMeter, Measured
     from fedveil.clients.modulated_cohort import ModulatedCohort, ModulatedResult
     from fedveil.clients.modulated_replies import handle_identify_modulated, handle_message
@@ -27,6 +28,7 @@ __all__ = [
     "ContributionMeter",
     "LocalStepFailed",
     "LocalUpdate",
+    "LossNode",
     "Measured",
     "ModulatedCohort",
     "ModulatedResult",
@@ -35,6 +37,7 @@ __all__ = [
     "clipped_mean",
     "handle_identify",
     "handle_identify_modulated",
+    "handle_losses",
     "handle_message",
     "handle_train",
     "local_update",
@@ -48,6 +51,7 @@ _MODULES = {
     "cohort": ("Cohort", "CohortResult"),
     "contribution": ("mask_utilities", "split_validation"),
     "gradients": ("attribute_mean_and_share", "clipped_mean"),
+    "loss_release": ("LossNode", "handle_losses"),
     "meter": ("ContributionMeter", "Measured"),
     "modulated_cohort": ("ModulatedCohort", "ModulatedResult"),
     "modulated_replies": ("handle_identify_modulated", "handle_message"),

@@ -113,7 +113,7 @@ def config(app: AppArgument) -> None:
 
 @cli.command("list")
 def list_plugins() -> None:
-    """List the strategies, calibrations, data sets and models installed, from where, and whether each can be used."""
+    """List the plugins of every kind that are installed, from where, and whether each can be used."""
     from fedveil.plugins import check_all
 
     table = Table(box=None, pad_edge=False)

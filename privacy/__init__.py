@@ -46,8 +46,10 @@ from fedveil.privacy.membership_interval import (
     membership_interval,
     record_interval,
 )
+from fedveil.privacy.membership_plan import LossReleases
 from fedveil.privacy.membership_release import LossRelease, clipped_differences, public_clip_norm
 from fedveil.privacy.membership_released import ReleasedIndicator, ReleasedMoments, release_deviation
+from fedveil.privacy.membership_released_interval import released_interval
 from fedveil.privacy.message_plan import Accounting, MessagePlan, plan_gradients, plan_messages
 from fedveil.privacy.modulation import (
     Modulation,
@@ -105,6 +107,7 @@ __all__ = [
     "Ledger",
     "LossMoments",
     "LossRelease",
+    "LossReleases",
     "MembershipIndicator",
     "MembershipInterval",
     "MessagePlan",
@@ -179,6 +182,7 @@ __all__ = [
     "regularised",
     "regularised_spectrum",
     "release_deviation",
+    "released_interval",
     "rounded_up",
     "rows_under",
     "sampled_shapley",

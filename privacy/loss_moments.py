@@ -23,6 +23,10 @@ _BLOCK = 2**22  # numbers in memory at a time
 # Scatter up to this many times the squared rounding of both losses is none: networks lose a few units on the way.
 _SLACK = 16.0
 
+_FAR = (
+    16.0  # a mean whose square is so many variances costs the variance four bits if taken off after squaring
+)
+
 
 @dataclass(frozen=True, eq=False)
 class LossMoments:
@@ -113,15 +117,22 @@ class LossMoments:
         )  # sums along contiguous memory are pairwise: more exact, faster
         m, n = columns.shape
         gaps, scatter = np.zeros((m, m)), np.zeros((m, m))
+        room = np.empty_like(columns)
         for j in range(m - 1):
-            difference = columns[j + 1 :] - columns[j]
-            mean = np.zeros(m - j - 1)
-            for _ in range(2):  # once more for what the first mean lost in rounding
-                step = difference.sum(axis=1) / n
-                difference -= step[:, None]
-                mean += step
+            difference = np.subtract(columns[j + 1 :], columns[j], out=room[j + 1 :])
+            mean = difference.sum(axis=1) / n
+            around = np.einsum("ij,ij->i", difference, difference) - n * np.square(mean)
+            far = n * np.square(mean) > _FAR * around
+            if (
+                far.any()
+            ):  # where the mean outweighs the spread, it is taken off before squaring, or nothing is left
+                centred = difference[far] - mean[far, None]
+                lost = centred.sum(axis=1) / n  # what the first mean lost in rounding
+                mean[far] += lost
+                squares = np.einsum("ij,ij->i", centred, centred) - n * np.square(lost)
+                around[far] = np.maximum(squares, 0.0)
             gaps[j + 1 :, j], gaps[j, j + 1 :] = mean, -mean
-            scatter[j + 1 :, j] = scatter[j, j + 1 :] = np.square(difference, out=difference).sum(axis=1)
+            scatter[j + 1 :, j] = scatter[j, j + 1 :] = around
         with np.errstate(under="ignore"):
             rounding = np.square(unit * columns).sum(axis=1)
         return cls(n, gaps, scatter, rounding, reference)

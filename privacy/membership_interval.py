@@ -129,7 +129,9 @@ def membership_interval(clients: Sequence[LossMoments], *, level: float = 0.95) 
     )
 
 
-def record_interval(losses: ArrayLike, *, level: float = 0.95) -> MembershipInterval:
+def record_interval(
+    losses: ArrayLike, *, level: float = 0.95, moments: LossMoments | None = None
+) -> MembershipInterval:
     """Interval for r_Q from the losses of single records, as on the server's public records.
 
     Parameters
@@ -139,6 +141,8 @@ def record_interval(losses: ArrayLike, *, level: float = 0.95) -> MembershipInte
         person or place, take moments of each such group, and `membership_interval`.
     level : float
         In (0, 1).
+    moments : LossMoments, optional
+        Of these losses, where they are at hand: half the work.
 
     Returns
     -------
@@ -148,11 +152,17 @@ def record_interval(losses: ArrayLike, *, level: float = 0.95) -> MembershipInte
     Raises
     ------
     ValueError
-        When losses or level are outside their range.
+        When losses or level are outside their range, or the moments are of other losses.
     """
     level = probability("level", level)
     rows, _ = checked_losses(losses)
-    moments = LossMoments.from_losses(losses)
+    if moments is None:
+        moments = LossMoments.from_losses(losses)
+    elif (moments.count, moments.num_candidates) != rows.shape:
+        raise ValueError(
+            f"moments are of {moments.count} records and {moments.num_candidates} candidates, and the losses have "
+            f"shape {rows.shape}: give moments of these losses, or none."
+        )
     best, distinct = best_and_competitors(moments)
     competitors = distinct[moments.variances[distinct, best] > 0]
     reason = _undefined(moments, best, len(competitors))

@@ -16,7 +16,7 @@ from fedveil.strategies.reply_arrays import BadReply, read_array
 Row = tuple[str, int, Relation]
 """Name, step and relation of a ledger row."""
 
-__all__ = ["BadReply", "Expected", "TrainReply", "check_reply"]
+__all__ = ["BadReply", "Expected", "TrainReply", "check_reply", "clients_under"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def check_reply(message: Message, expected: Expected) -> TrainReply:
     for key, value in expected.code.items():
         if record.get(key) != value:
             raise BadReply(f"it runs other code than the server: {key} {record.get(key)!r}, here {value!r}")
-    took_part, out_of_budget = _clients(record, wire.CLIENTS), _clients(record, wire.OUT_OF_BUDGET)
+    took_part, out_of_budget = clients_under(record, wire.CLIENTS), clients_under(record, wire.OUT_OF_BUDGET)
     if sorted(took_part + out_of_budget) != sorted(expected.clients):
         raise BadReply(
             f"it speaks of clients {sorted(took_part + out_of_budget)}, asked were {sorted(expected.clients)}"
@@ -101,7 +101,14 @@ def check_reply(message: Message, expected: Expected) -> TrainReply:
     )
 
 
-def _clients(record: ConfigRecord, key: str) -> tuple[int, ...]:
+def clients_under(record: ConfigRecord, key: str) -> tuple[int, ...]:
+    """The list of clients that a reply holds under a key.
+
+    Raises
+    ------
+    BadReply
+        If it is something else.
+    """
     value = record.get(key, [])
     if not isinstance(value, list) or not all(type(client) is int for client in value):  # no bools
         raise BadReply(f"{key} must be a list of client numbers")

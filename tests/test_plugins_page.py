@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import runpy
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 from flwr.app import MetricRecord
 
+from fedveil.artifacts import RunFolder
 from fedveil.datasets.request import DataRequest
 from fedveil.datasets.schema import check_records
 from fedveil.models import build_learner
 from fedveil.plugins import GROUPS
 from fedveil.privacy import StepCalibration, StepRequest
+from fedveil.quantization import decode_quantized, encode_quantized, scheme_of
 from fedveil.strategies import Fleet, PrivateAveraging, ServerOptimizer, to_record
+from fedveil.strategies.hooks import FinishedRun
 from fedveil.streams import Streams
 
 DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
@@ -71,6 +75,37 @@ def test_the_documented_strategy_rounds_the_model(examples: dict[str, Any], monk
     )
     arrays, _ = strategy.aggregate_train(1, [])
     assert arrays["weight"].numpy().tolist() == [307 / 1024, 1.0]
+
+
+def test_the_documented_hook_writes_the_course_of_a_run(examples: dict[str, Any], tmp_path: Path):
+    folder = RunFolder.create(tmp_path, "example", {})
+    models = [{"w": np.full((2, 2), value, np.float32)} for value in (0.5, 2.0)]
+    folder.finish(models[-1], [], ())
+    said: list[str] = []
+    run = FinishedRun(
+        folder=folder,
+        app="example",
+        config={},
+        arrays=models[-1],
+        trajectory=list(enumerate(models)),
+        losses=lambda candidates: np.zeros((1, len(candidates["w"]))),
+        figures=lambda arrays: {"mean": float(arrays["w"].mean())},
+        num_records=1,
+        say=said.append,
+    )
+    examples["course"](run)
+    assert json.loads((folder.path / "course.json").read_text()) == {"0": {"mean": 0.5}, "1": {"mean": 2.0}}
+    assert said == ["the course of 2 rounds is in course.json"]
+
+
+def test_the_documented_quantizer_has_its_name_its_scale_and_a_file(examples: dict[str, Any]):
+    scheme = examples["MAX_SIGN"]
+    assert scheme.base_name == "max-sign"
+    weights = np.array([[0.5, -2.0, 1.0]], np.float32)
+    data = encode_quantized({"w": weights}, scheme)
+    model = decode_quantized(data, "a file", (type(scheme),))
+    assert model.arrays()["w"].tolist() == [[2.0, -2.0, 2.0]]
+    assert scheme_of("max-sign/channel", {"max-sign": scheme}).name == "max-sign/channel"
 
 
 def test_the_page_names_every_kind_and_group():

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -38,6 +39,7 @@ __all__ = ["Checkpoint", "RunFolder", "RunFolderError"]
 CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parquet", "model.safetensors"
 TRAJECTORY = "trajectory"
 CHECKPOINT = Path("checkpoint") / "last.safetensors"
+_TRAJECTORY_BYTES = 1 << 29
 _LOCK = Path("checkpoint") / "lock"
 _SECRETS = Path("checkpoint") / "secrets.toml"
 
@@ -126,6 +128,8 @@ class RunFolder:
         with write_failures_named(folder.path):
             remove_leftovers(folder.path)
             remove_leftovers(folder.path / CHECKPOINT.parent)
+            if (folder.path / TRAJECTORY).is_dir():
+                remove_leftovers(folder.path / TRAJECTORY)
         return folder
 
     @property
@@ -268,7 +272,15 @@ class RunFolder:
             shutil.rmtree(self.path)
 
     def save_trajectory(self, round: int, arrays: Mapping[str, NDArray[Any]], *, keep: int) -> None:
-        """Keep the model after a round, for what is asked of a run's course later; only the last `keep` rounds stay.
+        """Keep the model after a round, for what is asked of a run's course later; only the last rounds stay.
+
+        Parameters
+        ----------
+        round : int
+        arrays : mapping of str to array
+            The model.
+        keep : int
+            Most rounds that stay, at least 1; of large models as many as half a gigabyte holds, and two at least.
 
         Raises
         ------
@@ -286,7 +298,10 @@ class RunFolder:
             write_bytes(
                 place / f"round-{round:06d}.safetensors", encode_arrays(arrays, {"round": int(round)})
             )
-            for old in sorted(place.glob("round-*.safetensors"))[:-keep]:
+            # whoever looks at a trajectory holds all of it in memory, and more than once
+            size = max(1, sum(np.asarray(array).nbytes for array in arrays.values()))
+            kept = min(keep, max(2, _TRAJECTORY_BYTES // size))
+            for old in sorted(place.glob("round-*.safetensors"))[:-kept]:
                 old.unlink(missing_ok=True)
 
     def load_trajectory(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
@@ -321,7 +336,7 @@ class RunFolder:
             If the system refuses.
         """
         parts = name.split("/")
-        own = {CONFIG, METRICS, LEDGER, MODEL, CHECKPOINT.parent.name, TRAJECTORY}
+        own = {CONFIG, METRICS, LEDGER, MODEL, CHECKPOINT.parent.name, TRAJECTORY, "node-ledger.sqlite"}
         plain = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in parts)
         if not plain or len(parts) > 2 or parts[0] in own:
             raise RunFolderError(f"{name!r} is no name for a further result of a run: choose another.")
@@ -332,6 +347,23 @@ class RunFolder:
             place.parent.mkdir(exist_ok=True)
         write_bytes(place, data)
         return place
+
+    def document(self, name: str) -> dict[str, Any] | None:
+        """Read JSON values that explain a run's results; None where it has none of that name.
+
+        Raises
+        ------
+        RunFolderError
+            If the file cannot be read.
+        """
+        file = self.path / f"{name}.json"
+        if not file.exists():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(self._read(file))
+        except ValueError as error:
+            raise RunFolderError(f"{file} is not what a run writes ({error}): move it away.") from error
+        return found
 
     def load_model(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Read the final model's arrays, and what describes it.

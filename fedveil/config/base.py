@@ -41,9 +41,12 @@ class RunConfig(BaseModel):
     """Keys that hold a path; ``fedveil run`` makes relative ones absolute before the run leaves its folder."""
     engine_keys: ClassVar[tuple[str, ...]] = (
         *("seed", "output-dir", "resume", "round-timeout"),
-        *("hooks", "quantizers", "candidates", "trajectory"),
+        *("hooks", "quantizers", "candidates", "trajectory", "trajectory-skip"),
     )
     """Keys that change where, how long and what is done with the result, but not what is computed."""
+
+    unhashed_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Values of keys at which a run computes what it did before there were such keys; the hash leaves them out then."""
 
     data_seed: int = setting(0, "", "PUBLIC seed of test split, partition and initial model.", ge=0)
     hooks: str = setting(
@@ -61,6 +64,13 @@ class RunConfig(BaseModel):
     )
     trajectory: int = setting(
         64, "rounds", "Models of the last rounds that stay in the run's folder; 0: none.", ge=0, le=100_000
+    )
+    trajectory_skip: float = setting(
+        0.5,
+        "share of the trajectory",
+        "Hook quantize: first models that are no candidates of r_Q.",
+        ge=0,
+        lt=1,
     )
     seed: OptionalInt = setting(
         None, "", "SECRET seed of noise and sampling, simulations only; empty: the system's entropy.", ge=0
@@ -101,7 +111,12 @@ class RunConfig(BaseModel):
     @property
     def config_hash(self) -> str:
         """Hash of every setting that changes what is computed; part of every random stream's key."""
-        values = {key: value for key, value in self.to_run_config().items() if key not in self.engine_keys}
+        values = {
+            key: value
+            for key, value in self.to_run_config().items()
+            if key not in self.engine_keys
+            and not (key in self.unhashed_defaults and value == self.unhashed_defaults[key])
+        }
         return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def options_of(self, table: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from fedveil.config.errors import explain, nearest
 from fedveil.config.options import OptimizerOptions, parse_options
 from fedveil.plugins import find
+from fedveil.strategies.hooks import hook_names
 
 if TYPE_CHECKING:
     from fedveil.config.fedsva import FedSVAConfig
@@ -32,6 +33,7 @@ def contradiction(config: FedSVAConfig) -> str | None:
         _privacy_problem,
         _contribution_problem,
         _weights_problem,
+        _membership_problem,
         _options_problem,
         _path_problem,
     )
@@ -160,6 +162,49 @@ def _privacy_problem(config: FedSVAConfig) -> str | None:
             f"attribute-clip-norm = {config.attribute_clip_norm} is above clip-norm = {config.clip_norm}: that "
             "protects the private attributes less than the whole record; lower it"
         )
+    return None
+
+
+def _membership_problem(config: FedSVAConfig) -> str | None:
+    share = f"membership-share = {config.membership_share:g}"
+    if config.membership != "federated" and config.membership_share != 0.1:
+        return (
+            f"{share} is only for membership = 'federated', and membership is {config.membership!r}: nothing is "
+            "released then; leave it out"
+        )
+    if config.membership == "public":
+        return None
+    named = f"membership = {config.membership!r}"
+    if "quantize" not in hook_names(config.hooks):
+        return f"{named} is told by the hook quantize, and hooks = {config.hooks!r}: add it, or use 'public'"
+    if config.trajectory == 0:
+        return f"{named} compares the models of the trajectory, and trajectory = 0: raise it, or use 'public'"
+    if config.membership == "study":
+        return None
+    if config.privacy != "local":
+        return (
+            f"{named} is a release of clients that add their own noise, and privacy is {config.privacy!r}: use privacy "
+            "= 'local', or membership = 'public'"
+        )
+    if config.sampling_rate < 1:
+        return (
+            f"{named} needs a privacy filter, and sampled records (sampling-rate = {config.sampling_rate}) have none: "
+            "use sampling-rate = 1, or membership = 'public'"
+        )
+    if config.is_data_dependent:
+        return (
+            f"{named} cannot be paid for where the noise is chosen from private data that are not released: release "
+            "the contribution, or use membership = 'public'"
+        )
+    if config.mu_release is not None:
+        return (
+            f"{named} takes a share of the budget, which mu-release = {config.mu_release} would not leave: leave "
+            "mu-release empty, or use membership = 'public'"
+        )
+    others = config.contribution_share if config.releases_contribution else 0.0
+    others += config.quantile_share if config.clip_rule == "quantile" else 0.0
+    if config.membership_share + others >= 1:
+        return f"{share} and the other releases' {others:g} leave no budget to training: lower them"
     return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -20,6 +21,8 @@ __all__ = ["FedSVAConfig", "OptimizerOptions"]
 
 class FedSVAConfig(RunConfig):
     """Settings of one FedSVA run; keys are the field names with hyphens, as in the app's ``pyproject.toml``."""
+
+    unhashed_defaults: ClassVar[Mapping[str, Any]] = {"membership": "public", "membership-share": 0.1}
 
     num_server_rounds: int = setting(40, "rounds", "Rounds of training.", ge=1, le=1_000_000)
     fraction_train: float = setting(1.0, "share of clients", "Clients sampled in each round.", gt=0, le=1)
@@ -187,6 +190,14 @@ class FedSVAConfig(RunConfig):
     mu_release: OptionalFloat = setting(
         None, "GDP mu", "Privacy of one release; empty: the budget spread evenly over the releases.", gt=0
     )
+    membership: Literal["public", "federated", "study"] = setting(
+        "public",
+        "",
+        "Records that r_Q is told on: public ones; clients' too, released; or exact and not private, in simulations.",
+    )
+    membership_share: float = setting(
+        0.1, "share of the budget mu^2", "With membership federated: what its release may cost.", gt=0, lt=1
+    )
 
     options: str = setting(
         "",
@@ -254,6 +265,11 @@ class FedSVAConfig(RunConfig):
     def is_data_dependent(self) -> bool:
         """Whether noise depends on private data that are not released: nothing is proven then."""
         return self.measures_contribution and self.contribution_release == "none"
+
+    @property
+    def releases_losses(self) -> bool:
+        """Whether clients release differences of losses after training."""
+        return self.membership == "federated"
 
     @property
     def groups_records(self) -> bool:

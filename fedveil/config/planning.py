@@ -35,8 +35,11 @@ __all__ = [
     "client_plans",
     "contribution_meter",
     "local_budgets",
+    "loss_budgets",
     "num_releases",
     "num_validation",
+    "proven_by_filter",
+    "training_budgets",
 ]
 
 
@@ -69,9 +72,31 @@ def local_budgets(config: FedSVAConfig) -> dict[Relation, float]:
         sampling_rate=config.sampling_rate,
         beta=config.beta,
     )
-    if config.is_attribute_level and adapts_noise(config) and "record" not in limits:
+    if config.is_attribute_level and proven_by_filter(config) and "record" not in limits:
         limits["record"] = limits["attribute"] * _worst_ratio(config)
     return limits
+
+
+def training_budgets(config: FedSVAConfig) -> dict[Relation, float]:
+    """What of a client's budgets training may spend, so that the rest is there when losses are asked for.
+
+    A client that is sampled more often than expected would spend it otherwise.
+    """
+    part = 1 - config.membership_share if config.releases_losses else 1.0
+    return {relation: mu * math.sqrt(part) for relation, mu in local_budgets(config).items()}
+
+
+def loss_budgets(config: FedSVAConfig) -> dict[Relation, float]:
+    """What a client's release of losses may cost under each relation; empty where none is made."""
+    return split_budget(_planned_limits(config), config.membership_share) if config.releases_losses else {}
+
+
+def proven_by_filter(config: FedSVAConfig) -> bool:
+    """Whether some release is made of earlier ones, so that what is proven is the budget and not what was spent.
+
+    The losses that clients release are of checkpoints, and of the few that lead.
+    """
+    return adapts_noise(config) or config.releases_losses
 
 
 def adapts_noise(config: FedSVAConfig) -> bool:
@@ -82,15 +107,16 @@ def adapts_noise(config: FedSVAConfig) -> bool:
 def _worst_ratio(config: FedSVAConfig) -> float:
     """Bound on mu under the record relation over mu under the attribute relation, of every release of a client.
 
-    A step has the ratio C/C_p, so at most that of the least C_p; the contribution at most 2; the quantile 1. As the
-    filter bounds the sum of mu^2 under the attribute relation, it bounds that under the record relation too.
+    A step has the ratio C/C_p, so at most that of the least C_p; the contribution at most 2; the quantile and losses
+    1. As the filter bounds the sum of mu^2 under the attribute relation, it bounds that under the record relation too.
     """
     least = config.attribute_clip_norm
     if config.clip_rule == "quantile":
         least = LEAST_SHARE_OF_CLIP * config.clip_norm
     elif config.clip_rule == "contribution":
         least = min(1.0, config.contribution_scale * LEAST_CONTRIBUTION) * config.clip_norm
-    return max(2.0, config.clip_norm / min(least, config.attribute_clip_norm)) * (1 + 1e-6)
+    other = 2.0 if config.releases_contribution else 1.0
+    return max(other, config.clip_norm / min(least, config.attribute_clip_norm)) * (1 + 1e-6)
 
 
 def num_validation(config: FedSVAConfig, num_records: int) -> int:
@@ -130,7 +156,7 @@ def client_plans(
 
 
 def _plan(config: FedSVAConfig, num_records: int, groups: Groups | None) -> NoisePlan:
-    limits = {relation: mu for relation, mu in local_budgets(config).items() if _is_given(config, relation)}
+    limits = _planned_limits(config)
     measuring = config.contribution_share if config.releases_contribution else 0.0
     sizing = config.quantile_share if config.clip_rule == "quantile" else 0.0
     quantile = None
@@ -153,9 +179,14 @@ def _plan(config: FedSVAConfig, num_records: int, groups: Groups | None) -> Nois
         known_contribution=config.public_contribution,
         contribution=_contribution(config, num_records, groups, limits) if measuring else None,
         quantile=quantile,
-        share=1.0 - measuring - sizing,
+        share=1.0 - measuring - sizing - (config.membership_share if config.releases_losses else 0.0),
         is_data_dependent=config.is_data_dependent,
     )
+
+
+def _planned_limits(config: FedSVAConfig) -> dict[Relation, float]:
+    """The budgets that noise must be planned to keep."""
+    return {relation: mu for relation, mu in local_budgets(config).items() if _is_given(config, relation)}
 
 
 def _is_given(config: FedSVAConfig, relation: Relation) -> bool:
@@ -196,7 +227,7 @@ def _try(config: FedSVAConfig, plan: NoisePlan) -> None:
                 f"validation-fraction = {config.validation_share:g} leaves none of its records to retrain on; lower "
                 "it, or leave such clients out with min-records and small-clients = 'drop'."
             )
-    allowed = local_budgets(config)
+    allowed = training_budgets(config)
     if not allowed:
         plan.mechanism(NOTHING)
         return

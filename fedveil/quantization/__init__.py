@@ -13,7 +13,15 @@ from fedveil.quantization.model import (
 from fedveil.quantization.module import to_module
 from fedveil.quantization.names import SCHEMES, name_of, scheme_from_json, scheme_of
 from fedveil.quantization.packing import Alphabet
-from fedveil.quantization.quantize import Quantized, dequantize, encode_with, pack, quantize, unpack
+from fedveil.quantization.quantize import (
+    Quantized,
+    dequantize,
+    dequantize_all,
+    encode_with,
+    pack,
+    quantize,
+    unpack,
+)
 from fedveil.quantization.scheme import Grid, Scheme
 from fedveil.quantization.sign import Sign
 from fedveil.quantization.ternary import AbsmeanTernary, Ternary
@@ -36,6 +44,7 @@ __all__ = [
     "Uniform",
     "decode_quantized",
     "dequantize",
+    "dequantize_all",
     "encode_model",
     "encode_quantized",
     "encode_with",

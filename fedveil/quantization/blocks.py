@@ -86,6 +86,12 @@ class Blocks:
         """Put the vectors of all pieces together; undoes :meth:`split_grid`."""
         return self._side_by_side(vectors)
 
+    def repeated(self, count: int) -> Blocks:
+        """The blocks of so many arrays of this shape, one after the other."""
+        # rows of one array after rows of another: a whole tensor is a channel there
+        inner: Granularity = "channel" if self.group_size is None else "group"
+        return Blocks((count * self.num_rows, self.num_columns), inner, self.group_size)
+
     @property
     def _whole_blocks(self) -> int:
         return self.num_columns // self.length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,21 @@ from numpy.typing import NDArray
 from fedveil.quantization.names import scheme_of
 from fedveil.quantization.scheme import Grid, Scheme
 
-__all__ = ["Quantized", "dequantize", "encode_with", "pack", "quantize", "unpack"]
+__all__ = [
+    "Quantized",
+    "dequantize",
+    "dequantize_all",
+    "encode_all_with",
+    "encode_with",
+    "pack",
+    "quantize",
+    "unpack",
+]
 
 LARGEST = 1e38
 """Largest magnitude of a weight: a third of float32's, so that no code of any scheme stands for infinity."""
+
+_TOGETHER = 1 << 15  # weights that are encoded at a time: temporaries stay in a core's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,15 +148,34 @@ def encode_with(array: NDArray[Any], frozen: Quantized, name: str = "array") -> 
     ValueError
         As :func:`quantize`, if shapes differ, or if ternary codes were read from a file, which keeps no thresholds.
     """
-    values = checked_weights(array, name)
-    if values.shape != frozen.shape:
-        raise ValueError(
-            f"{name} has shape {values.shape}, but the frozen scales belong to shape {frozen.shape}: pass arrays of "
-            "the same model."
-        )
-    blocks = frozen.scheme.blocks(values.shape)
-    pairs = zip(blocks.split(values), frozen.grid.parts(blocks.split_grid))
-    return blocks.join([frozen.scheme.encode(piece, grid) for piece, grid in pairs])
+    return encode_all_with([array], frozen, name)[0]
+
+
+def encode_all_with(arrays: Sequence[NDArray[Any]], frozen: Quantized, name: str = "array") -> NDArray[Any]:
+    """The codes of several arrays at once, one above the other (M, ...), each as of :func:`encode_with`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`encode_with`.
+    """
+    shape, size = frozen.shape, frozen.codes.size
+    for array in arrays:
+        if np.shape(array) != shape:
+            raise ValueError(
+                f"{name} has shape {np.shape(array)}, but the frozen scales belong to shape {shape}: pass arrays of "
+                "the same model."
+            )
+    codes = np.empty((len(arrays), *shape), frozen.codes.dtype)
+    step = max(1, _TOGETHER // size)
+    for start in range(0, len(arrays), step):
+        values = checked_weights(np.stack(arrays[start : start + step]), name)
+        count = len(values)
+        blocks, grid = frozen.scheme.blocks(shape).repeated(count), frozen.grid.repeated(count)
+        pairs = zip(blocks.split(values), grid.parts(blocks.split_grid))
+        encoded = blocks.join([frozen.scheme.encode(piece, part) for piece, part in pairs])
+        codes[start : start + step] = encoded.reshape(values.shape)
+    return codes
 
 
 def dequantize(quantized: Quantized) -> NDArray[np.float32]:
@@ -155,10 +186,15 @@ def dequantize(quantized: Quantized) -> NDArray[np.float32]:
     share of codes that are not 0, and an asymmetric block in which not both the lowest and the highest code occur
     has a smaller range.
     """
-    blocks = quantized.scheme.blocks(quantized.shape)
-    pieces = blocks.split(quantized.codes)
-    grids = quantized.grid.parts(blocks.split_grid)
-    return blocks.join([_weights(piece, grid) for piece, grid in zip(pieces, grids)])
+    return dequantize_all(quantized.codes[None], quantized)[0]
+
+
+def dequantize_all(codes: NDArray[Any], frozen: Quantized) -> NDArray[np.float32]:
+    """The weights that several arrays' codes on one grid stand for, one above the other (M, ...)."""
+    count = len(codes)
+    blocks, grid = frozen.scheme.blocks(frozen.shape).repeated(count), frozen.grid.repeated(count)
+    pairs = zip(blocks.split(codes), grid.parts(blocks.split_grid))
+    return blocks.join([_weights(piece, part) for piece, part in pairs]).reshape(codes.shape)
 
 
 def pack(codes: NDArray[Any], scheme: Scheme | str) -> NDArray[np.uint8]:

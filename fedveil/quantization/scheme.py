@@ -54,6 +54,11 @@ class Grid:
         names = [item.name for item in fields(cls) if grids[0]._has(item.name)]
         return cls(**{name: join([getattr(grid, name) for grid in grids]) for name in names})
 
+    def repeated(self, count: int) -> Grid:
+        """The grid of so many arrays in the same blocks, one after the other."""
+        given = {item.name: getattr(self, item.name) for item in fields(self) if self._has(item.name)}
+        return Grid(**{name: np.tile(values, (count, 1)) for name, values in given.items()})
+
     def _has(self, name: str) -> bool:
         return getattr(self, name) is not None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.artifacts import RunFolder
-from fedveil.plugins import installed, resolve
-from fedveil.quantization import QuantizedModel, decode_quantized
+from fedveil.plugins import PluginError, installed, resolve
+from fedveil.quantization import DamagedFile, QuantizedModel, Scheme, decode_quantized
 from fedveil.run.app import BadInput, find_app
 from fedveil.strategies.hooks.quantize import quantize
 
@@ -69,12 +70,33 @@ def read_quantized(path: str | Path) -> QuantizedModel:
     ------
     DamagedFile
         If the file is truncated, changed, or not one of a quantized model.
-    OSError
+    BadInput
         If it cannot be read.
     """
     file = Path(path).expanduser()
-    others = tuple(type(resolve("quantizer", one.name)) for one in installed("quantizer") if not one.is_own)
-    return decode_quantized(file.read_bytes(), file, others)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise BadInput(
+            f"{file} cannot be read ({error.strerror}): give a file of quantized/ in a run's folder."
+        ) from error
+    others = [one.name for one in installed("quantizer") if not one.is_own]
+    try:
+        return decode_quantized(data, file)
+    except DamagedFile:
+        if not others:
+            raise
+    # of a plugin's quantizer, perhaps: which one is known only when they are imported
+    return decode_quantized(data, file, tuple(_classes(others)))
+
+
+def _classes(names: Iterable[str]) -> Iterator[type[Scheme]]:
+    """Classes of plugins' quantizers, as far as they can be used; `fedveil list` tells of the others."""
+    for name in names:
+        with suppress(PluginError):
+            scheme = resolve("quantizer", name)
+            if isinstance(scheme, Scheme):
+                yield type(scheme)
 
 
 def load_quantized(path: str | Path) -> nn.Module:
@@ -97,6 +119,8 @@ def load_quantized(path: str | Path) -> nn.Module:
     ------
     DamagedFile
         If the file is truncated, changed, or not one of a quantized model.
+    BadInput
+        If it cannot be read.
     ValueError
         If the file does not say which network it is of, or the network cannot be built.
     """

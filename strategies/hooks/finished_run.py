@@ -42,6 +42,8 @@ class FinishedRun:
         Number n of public records.
     say : callable
         Prints one line.
+    clients : mapping, optional
+        What r_Q is on the clients' records, where they were asked for it: the file ``membership.json``.
     grid : Grid, optional
         The nodes, while they are there; None for a run that is looked at later.
     """
@@ -55,6 +57,7 @@ class FinishedRun:
     figures: Callable[[Arrays], Mapping[str, float]]
     num_records: int
     say: Callable[[str], None]
+    clients: Mapping[str, Any] | None = None
     grid: Grid | None = None
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.plugins import installed, resolve
+from fedveil.plugins import find, installed, resolve
 from fedveil.quantization import (
+    SCHEMES,
     Scheme,
     encode_model,
     name_of,
@@ -17,8 +19,17 @@ from fedveil.quantization import (
     scheme_of,
     theoretical_bits,
 )
-from fedveil.strategies.hooks.configurations import Judged, distinct_configurations, judge, stacked
+from fedveil.strategies.client_membership import client_lines
+from fedveil.strategies.hooks.configurations import (
+    Judged,
+    code_entropy,
+    distinct_configurations,
+    judge,
+    late_models,
+    stacked,
+)
 from fedveil.strategies.hooks.finished_run import FinishedRun
+from fedveil.strategies.json_number import json_number
 
 __all__ = ["DEFAULT_SCHEMES", "quantize", "schemes_of"]
 
@@ -32,6 +43,7 @@ class _Row:
     name: str
     size: int
     bits: float
+    entropy: float
     figures: Mapping[str, float]
     judged: Judged
 
@@ -44,22 +56,37 @@ def schemes_of(text: str) -> tuple[Scheme, ...]:
     ValueError
         If a name is not known, or none is given.
     """
-    others = {
-        plugin.name: resolve("quantizer", plugin.name)
-        for plugin in installed("quantizer")
-        if not plugin.is_own
-    }
-    schemes = tuple(scheme_of(name.strip(), others) for name in text.split(",") if name.strip())
+    schemes = tuple(_scheme(name.strip()) for name in text.split(",") if name.strip())
     if not schemes:
         raise ValueError("quantizers is empty: name at least one, as in 'sign,int4'.")
     return tuple({name_of(scheme): scheme for scheme in schemes}.values())
+
+
+def _scheme(name: str) -> Scheme:
+    """One quantizer; of plugins only the one that is named is imported."""
+    base = name.partition("/")[0]
+    others = [plugin.name for plugin in installed("quantizer") if not plugin.is_own]
+    if base not in others or base in SCHEMES:
+        try:
+            return scheme_of(name)
+        except ValueError as error:
+            known = f" Installed packages add {', '.join(others)}." if others else ""
+            raise ValueError(f"{error}{known}") from error
+    scheme = scheme_of(name, {base: resolve("quantizer", base)})
+    if scheme.base_name != base:
+        raise ValueError(
+            f"{find('quantizer', base)} calls itself {scheme.base_name!r}: its base_name must be the name that it is "
+            "installed under."
+        )
+    return scheme
 
 
 def quantize(run: FinishedRun) -> None:
     """Write the model in each quantizer, with its size, its figures and r_Q; print them and their ranking.
 
     Writes ``quantized/<scheme>.safetensors`` and ``rq.json`` into the run's folder. r_Q is of the server's public
-    records: no client is asked, and nothing is released.
+    records: no client is asked, and nothing is released. What clients were asked before, at the end of training, is
+    told beside it.
 
     Raises
     ------
@@ -77,29 +104,49 @@ def quantize(run: FinishedRun) -> None:
     most = int(run.config["candidates"])
     last = run.trajectory[-1][0]
     float_bytes = sum(array.nbytes for array in run.arrays.values())
-    rows = [_row(run, scheme, most, last) for scheme in schemes_of(str(run.config["quantizers"]))]
+    schemes, note = schemes_of(str(run.config["quantizers"])), _note(run)
+    with ThreadPoolExecutor(1) as beside:  # syncing files and taking moments need not wait for forward passes
+        begun = [_begin(run, scheme, note, most, last, beside) for scheme in schemes]
+    rows = [finish() for finish in begun]
     plain = run.figures(run.arrays)
     document = _document(run, rows, plain, float_bytes)
     run.folder.add("rq.json", json.dumps(document, indent=1, allow_nan=False).encode())
     for line in _lines(run, rows, plain, float_bytes):
         run.say(line)
+    for line in () if run.clients is None else client_lines(run.clients):
+        run.say(line)
 
 
-def _row(run: FinishedRun, scheme: Scheme, most: int, last: int) -> _Row:
+def _begin(
+    run: FinishedRun, scheme: Scheme, note: Mapping[str, Any], most: int, last: int, beside: Executor
+) -> Callable[[], _Row]:
+    """Do all of a row that needs a forward pass; what is given back waits for the rest, or raises what went wrong."""
     name = name_of(scheme)
-    note = {"app": run.app, "run": run.folder.name, "model": _model_note(run)}
     model = quantize_model(run.arrays, scheme, note)
     data = encode_model(model)
-    run.folder.add(f"quantized/{name.replace('/', '-')}.safetensors", data)
-    found = distinct_configurations(model, last, run.trajectory)
+    written = beside.submit(run.folder.add, f"quantized/{name.replace('/', '-')}.safetensors", data)
+    found = distinct_configurations(
+        model, last, late_models(run.trajectory, float(run.config["trajectory-skip"]))
+    )
     losses = run.losses(stacked([one for _, one in found]))
-    judged = judge([server_round for server_round, _ in found], losses, most=most)
-    return _Row(name, len(data), theoretical_bits(run.arrays, scheme), run.figures(model.arrays()), judged)
+    judged = beside.submit(judge, [server_round for server_round, _ in found], losses, most=most)
+    figures = run.figures(model.arrays())
+
+    def finish() -> _Row:
+        written.result()
+        bits, entropy = theoretical_bits(run.arrays, scheme), code_entropy(model)
+        return _Row(name, len(data), bits, entropy, figures, judged.result())
+
+    return finish
 
 
-def _model_note(run: FinishedRun) -> dict[str, Any]:
+def _note(run: FinishedRun) -> dict[str, Any]:
+    """What a file says of its model; nothing of when or where it ran, so that equal models give equal bytes."""
     _, note = run.folder.load_model()
-    return {key: value for key, value in note.items() if key not in ("guarantees", "readings")}
+    return {
+        "app": run.app,
+        "model": {key: value for key, value in note.items() if key not in ("guarantees", "readings")},
+    }
 
 
 def _document(
@@ -110,9 +157,17 @@ def _document(
         "records-are": "the server's public ones, which no client trained on",
         "scales": "frozen on the final model",
         "most-candidates": int(run.config["candidates"]),
+        "trajectory-skip": float(run.config["trajectory-skip"]),
         "float32": {"bytes": float_bytes, **plain},
     }
-    values = _earlier(run, head) | {row.name: _values(row) for row in rows}
+    answered: Mapping[str, Any] = {}
+    if run.clients is not None:
+        head["clients"] = {key: value for key, value in run.clients.items() if key != "quantizers"}
+        answered = run.clients["quantizers"]
+    mine = {row.name: _values(row) for row in rows}
+    for name in mine.keys() & answered.keys():
+        mine[name]["clients"] = answered[name]
+    values = _earlier(run, head) | mine
     ranking = sorted(values, key=lambda name: -_order(values[name]["r_q"]))
     return {**head, "ranking": ranking, "quantizers": values}
 
@@ -144,66 +199,66 @@ def _values(row: _Row) -> dict[str, Any]:
         pair = {
             "best-round": row.judged.rounds[indicator.best],
             "runner-up-round": row.judged.rounds[indicator.runner_up],
-            "gap": _number(indicator.gap),
-            "deviation": _number(indicator.deviation),
+            "gap": json_number(indicator.gap),
+            "deviation": json_number(indicator.deviation),
         }
     return {
         "bytes": row.size,
         "theoretical-bytes": row.bits / 8,
+        "code-entropy-bits": row.entropy,
         **row.figures,
-        "r_q": _number(indicator.r_q),
-        "low": _number(interval.low),
-        "high": _number(interval.high),
+        "r_q": json_number(indicator.r_q),
+        "low": json_number(interval.low),
+        "high": json_number(interval.high),
         "level": interval.level,
         "candidates": indicator.num_candidates,
         "distinct": row.judged.num_distinct,
         "pair": pair,
         "statement": indicator.statement,
         "interval": interval.statement,
-        "warnings": list(indicator.warnings),
+        "warnings": _warnings(row),
     }
-
-
-def _number(value: float) -> float | str | None:
-    """JSON has no infinity and no NaN."""
-    if math.isnan(value):
-        return None
-    return value if math.isfinite(value) else "inf"
 
 
 def _ranked(rows: Sequence[_Row]) -> list[_Row]:
     """Larger r_Q first; undefined ones last."""
-    return sorted(rows, key=lambda row: -_order(_number(row.judged.indicator.r_q)))
+    return sorted(rows, key=lambda row: -_order(json_number(row.judged.indicator.r_q)))
 
 
 def _lines(run: FinishedRun, rows: Sequence[_Row], plain: Mapping[str, float], float_bytes: int) -> list[str]:
     shown = next(iter(plain))
     width = max(len("quantizer"), *(len(row.name) for row in rows))
     lines = [
-        f"{'quantizer':<{width}}  {'bytes':>9}  {'smaller':>7}  {shown:>8}  {'r_Q':>10}  {'95 % interval':>22}  "
-        "candidates",
-        f"{'float32':<{width}}  {float_bytes:>9}  {1.0:>6.1f}x  {plain[shown]:>8.4f}",
+        f"{'quantizer':<{width}}  {'bytes':>9}  {'smaller':>7}  {'code-bits':>9}  {shown:>8}  {'r_Q':>10}  "
+        f"{'95 % interval':>22}  candidates",
+        f"{'float32':<{width}}  {float_bytes:>9}  {1.0:>6.1f}x  {'':>9}  {plain[shown]:>8.4f}",
     ]
     for row in _ranked(rows):
         indicator, interval = row.judged.indicator, row.judged.interval
         ends = f"{interval.low:.3g} to {interval.high:.3g}" if interval.is_given else "none"
         lines.append(
-            f"{row.name:<{width}}  {row.size:>9}  {float_bytes / row.size:>6.1f}x  {row.figures[shown]:>8.4f}  "
-            f"{_told(row):>10}  {ends:>22}  {indicator.num_candidates}"
+            f"{row.name:<{width}}  {row.size:>9}  {float_bytes / row.size:>6.1f}x  {row.entropy:>9.2f}  "
+            f"{row.figures[shown]:>8.4f}  {_told(row):>10}  {ends:>22}  {indicator.num_candidates}"
         )
     ranking = " > ".join(row.name for row in _ranked(rows))
     lines.append(
-        f"most secure against membership inference first, by r_Q on {run.num_records} public records: {ranking}"
+        f"most secure against membership inference first, by r_Q on {run.num_records} public records: {ranking}; "
+        "one run's ranking is a weak one (docs/r_q_study.md)"
     )
     told: dict[str, list[str]] = {}
     for row in rows:
-        for warning in row.judged.indicator.warnings:
+        for warning in _warnings(row):
             told.setdefault(warning, []).append(row.name)
     lines += [
         f"warning, {'all quantizers' if len(names) == len(rows) > 1 else ', '.join(names)}: {warning}"
         for warning, names in told.items()
     ]
     return lines
+
+
+def _warnings(row: _Row) -> list[str]:
+    own = row.judged.warning
+    return [*row.judged.indicator.warnings, *([own] if own else [])]
 
 
 def _told(row: _Row) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fedveil.plugins import find, resolve
 from fedveil.strategies.hooks.finished_run import FinishedRun
 from fedveil.strategies.reasons import one_line
 
-__all__ = ["hook_names", "run_hooks"]
+__all__ = ["hook_names", "hooks_after", "run_hooks"]
 
 
 def hook_names(text: str) -> tuple[str, ...]:
@@ -27,6 +27,25 @@ def hook_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def hooks_after(names: Iterable[str], build: Callable[[], FinishedRun], say: Callable[[str], None]) -> None:
+    """Run the hooks of a run whose results are on disk; that it cannot be read any more loses nothing either.
+
+    Parameters
+    ----------
+    build : callable
+        Gives the finished run; called once, where there are hooks.
+    """
+    names = tuple(names)
+    if not names:
+        return
+    try:
+        run = build()
+    except Exception as error:  # data or files may have gone in any way: the results are on disk, and stay
+        say(f"the hooks {', '.join(names)} were not run, the run's results stay: {_reason(error)}")
+        return
+    run_hooks(names, run)
+
+
 def run_hooks(names: Iterable[str], run: FinishedRun) -> tuple[str, ...]:
     """Run hooks in order.
 
@@ -39,9 +58,14 @@ def run_hooks(names: Iterable[str], run: FinishedRun) -> tuple[str, ...]:
     for name in names:
         try:
             resolve("hook", name)(run)
-        except Exception as error:  # a hook may fail in any way: the run's results are on disk, and stay
+        # a hook may fail in any way: the results are on disk, and stay
+        except (Exception, SystemExit) as error:
             failed.append(name)
-            run.say(
-                f"hook {name!r} failed, the run's other results stay: {one_line(f'{error}' or type(error).__name__)}"
-            )
+            run.say(f"hook {name!r} failed, the run's other results stay: {_reason(error)}")
     return tuple(failed)
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; what is not meant for the user comes with its type."""
+    told = str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
+    return one_line(told or type(error).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -242,6 +243,27 @@ def test_a_resumed_run_with_another_setting_is_refused_naming_it(
     assert named in line
     assert "Restore them or start a new run." in line
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["momentum", "before the first round", "unseeded"])
+@pytest.mark.parametrize(("key", "edited"), [("epsilon", 20.0), ("num-server-rounds", 50), ("delta", 0.01)])
+def test_a_run_whose_settings_were_edited_in_its_folder_is_not_resumed(
+    dead_run: Callable[[str], Path], fedveil_run: Callable[..., Any], name: str, key: str, edited: float
+):
+    folder = dead_run(name)
+    file = folder / "config.toml"
+    text = file.read_text()
+    changed = re.sub(rf"(?m)^{key} = .*$", f"{key} = {edited}", text)
+    assert changed != text
+    file.write_text(changed)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    result = fedveil_run({}, "--resume", folder)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert f"{file} is not what the run was started with: restore it, or start a new run" in line
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    file.write_text(text)
+    assert fedveil_run({}, "--resume", folder).exit_code == 0
 
 
 def test_a_seed_cannot_be_given_to_an_unseeded_run(

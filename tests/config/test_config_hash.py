@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -68,6 +70,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "clip-without-noise": ({"privacy": "none"}, True),
     "sampling-rate": (UNIFORM, 0.5),
     "mu-release": ({}, 0.1),
+    "membership": ({}, "federated"),
+    "membership-share": ({"membership": "federated"}, 0.2),
     "seed": ({}, 3),
     "output-dir": ({}, "/elsewhere"),
     "resume": ({}, "/runs/one"),
@@ -77,6 +81,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "quantizers": ({}, "sign"),
     "candidates": ({}, 12),
     "trajectory": ({}, 0),
+    "trajectory-skip": ({}, 0.25),
     "options": ({}, "optimizer = {beta-1 = 0.5}"),
 }
 
@@ -102,7 +107,13 @@ def test_the_hash_changes_with_every_key_that_computes_and_with_no_other(key):
 
 def test_the_keys_that_do_not_compute_are_these():
     engine = {"seed", "output-dir", "resume", "round-timeout"}
-    assert set(FedSVAConfig.engine_keys) == engine | {"hooks", "quantizers", "candidates", "trajectory"}
+    assert set(FedSVAConfig.engine_keys) == engine | {
+        "hooks",
+        "quantizers",
+        "candidates",
+        "trajectory",
+        "trajectory-skip",
+    }
 
 
 def test_all_hashes_are_different():
@@ -112,6 +123,18 @@ def test_all_hashes_are_different():
         if key not in FedSVAConfig.engine_keys and key != "dataset"
     ]
     assert len(set(hashes)) == len(hashes)
+
+
+def test_a_run_that_asks_no_client_for_losses_draws_what_it_drew_before_there_was_such_a_setting():
+    """The hash, and with it every stream, is that of all other settings alone."""
+    values = FedSVAConfig().to_run_config()
+    older = {
+        key: value
+        for key, value in values.items()
+        if key not in FedSVAConfig.engine_keys and key not in ("membership", "membership-share")
+    }
+    digest = blake2b(json.dumps(older, sort_keys=True).encode(), digest_size=16)
+    assert FedSVAConfig().config_hash == digest.hexdigest()
 
 
 def test_the_hash_is_the_same_in_any_order_of_keys():

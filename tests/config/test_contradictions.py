@@ -166,6 +166,46 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"options": "optimizer = {beta1 = 0.5}"},
         "options: unknown key 'beta1'; did you mean 'beta-1'?",
     ),
+    "a share of a release that is not made": (
+        {"membership-share": 0.2},
+        "membership-share = 0.2 is only for membership = 'federated', and membership is 'public'",
+    ),
+    "a share of a release for study": (
+        {"membership": "study", "membership-share": 0.2},
+        "membership-share = 0.2 is only for membership = 'federated', and membership is 'study'",
+    ),
+    "losses released under central noise": (
+        {"membership": "federated", "privacy": "central"},
+        "membership = 'federated' is a release of clients that add their own noise, and privacy is 'central'",
+    ),
+    "losses released without privacy": (
+        {"membership": "federated", "privacy": "none"},
+        "membership = 'federated' is a release of clients that add their own noise, and privacy is 'none'",
+    ),
+    "losses released beside sampled records": (
+        UNIFORM | {"membership": "federated", "sampling-rate": 0.5},
+        "membership = 'federated' needs a privacy filter, and sampled records (sampling-rate = 0.5) have none",
+    ),
+    "losses released beside noise that private data choose": (
+        {"membership": "federated", "calibration": "paper", "contribution-release": "none"},
+        "membership = 'federated' cannot be paid for where the noise is chosen from private data",
+    ),
+    "losses released beside a given mu": (
+        UNIFORM | {"membership": "federated", "mu-release": 0.01},
+        "takes a share of the budget, which mu-release = 0.01 would not leave",
+    ),
+    "more shares than a whole": (
+        {"membership": "federated", "membership-share": 0.5, "contribution-share": 0.5},
+        "membership-share = 0.5 and the other releases' 0.5 leave no budget to training",
+    ),
+    "losses that no hook tells": (
+        {"membership": "federated", "hooks": "none"},
+        "membership = 'federated' is told by the hook quantize, and hooks = 'none'",
+    ),
+    "losses of models that are not kept": (
+        {"membership": "study", "trajectory": 0},
+        "membership = 'study' compares the models of the trajectory, and trajectory = 0",
+    ),
     "options with another type": (
         {"options": "optimizer = {beta-1 = true}"},
         "options: beta-1 = True: input should be a valid number",
@@ -225,6 +265,12 @@ def test_a_contradiction_is_told_in_one_sentence(name):
         {"server-optimizer": "adam", "options": "optimizer = {beta-1 = 0.5, tau = 1e-2}"},
         {"options": "dataset = {columns = 3}\nstrategy = {}"},
         {"output-dir": "/runs", "resume": "/runs/one"},
+        {"membership": "federated"},
+        UNIFORM | {"membership": "federated", "membership-share": 0.9},
+        {"membership": "federated", "attribute-clip-rule": "quantile", "membership-share": 0.9},
+        {"membership": "study"},
+        {"membership": "study", "privacy": "central"},
+        UNIFORM | {"membership": "study", "sampling-rate": 0.5},
     ],
 )
 def test_what_fits_together_is_taken(values):

@@ -179,8 +179,10 @@ RANGES = {
     "quantile-share": ([0.0, 1.0], [0.5]),
     "sampling-rate": ([0.0, -0.1, 1.1], [1.0]),
     "mu-release": ([0.0, -1.0], [0.1]),
+    "membership-share": ([0.0, 1.0, -0.1], [0.1, 0.5]),
     "candidates": ([0, 1, 4097], [2, 4096]),
     "trajectory": ([-1, 100_001], [0, 100_000]),
+    "trajectory-skip": ([-0.1, 1.0], [0.0, 0.5]),
     "seed": ([-1], [0, 2**70]),
     "threads-per-node": ([0], [1]),
     "round-timeout": ([0.0, -1.0], [0.1]),
@@ -196,8 +198,9 @@ def test_numbers_outside_their_range_are_refused_and_inside_taken(key):
     outside, inside = RANGES[key]
     for value in outside:
         assert refusal({key: value}).startswith(f"{key} = {value!r}: input should be ")
+    base = {"membership": "federated"} if key == "membership-share" else {}
     for value in inside:
-        assert FedSVAConfig.from_run_config({key: value}).to_run_config()[key] == value
+        assert FedSVAConfig.from_run_config({**base, key: value}).to_run_config()[key] == value
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,7 @@ def test_numbers_outside_their_range_are_refused_and_inside_taken(key):
         ("contribution-release", "phi", "'shapley', 'utilities' or 'none'"),
         ("aggregation-weights", "equal", "'records' or 'noise-aware'"),
         ("small-clients", "ignore", "'error' or 'drop'"),
+        ("membership", "private", "'public', 'federated' or 'study'"),
     ],
 )
 def test_a_wrong_choice_is_told_the_right_ones(key, value, allowed):

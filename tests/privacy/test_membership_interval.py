@@ -174,3 +174,13 @@ def test_wrong_arguments_are_refused():
         record_interval(np.ones((40, 2)), level=95)
     with pytest.raises(NotAdditive):
         membership_interval([one] * 5 + [LossMoments.from_losses(np.ones((3, 3)))])
+
+
+def test_moments_at_hand_change_nothing_and_must_be_of_the_same_losses():
+    losses = np.random.default_rng(4).exponential(size=(60, 5))
+    moments = LossMoments.from_losses(losses)
+    assert record_interval(losses, moments=moments) == record_interval(losses)
+    with pytest.raises(
+        ValueError, match="moments are of 60 records and 5 candidates, and the losses have shape"
+    ):
+        record_interval(losses[:, :4], moments=moments)

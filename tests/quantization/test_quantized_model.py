@@ -187,3 +187,33 @@ def test_quantizing_needs_no_torch():
 
 def test_a_damaged_file_is_a_value_error():
     assert issubclass(DamagedFile, ValueError)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["sign", "ternary-33", "ternary-90/group-7", "absmean-ternary/channel", "int4", "uint3/group-4"]
+)
+def test_several_models_have_the_codes_on_a_frozen_grid_that_each_has_by_itself(scheme: str):
+    """Arrays of 9,000 weights, of which a few are encoded at a time, and small ones, of which all are."""
+    rng = np.random.default_rng(3)
+    shapes = {"large": (90, 100), "odd": (5, 3, 3), "bias": (5,)}
+    models = [
+        {name: rng.integers(-4, 5, shape).astype(np.float32) for name, shape in shapes.items()}
+        for _ in range(11)
+    ]  # of few values, so that ternary thresholds are met
+    final = quantize_model(models[-1], scheme)
+    together = final.encode_all(models)
+    for model, encoded in zip(models, together, strict=True):
+        for name, codes in encoded.codes.items():
+            np.testing.assert_array_equal(codes, final.encode(model).codes[name])
+        np.testing.assert_array_equal(encoded.floats["bias"], models[-1]["bias"])
+    for name, codes in together[-1].codes.items():
+        np.testing.assert_array_equal(codes, final.codes[name])
+
+
+def test_several_models_are_refused_where_one_is_of_another_shape_or_lacks_an_array(arrays: Arrays):
+    final = quantize_model(arrays, "int4")
+    assert final.encode_all([]) == []
+    with pytest.raises(ValueError, match=r"Arrays 3\.weight are missing"):
+        final.encode_all([arrays, {"0.weight": arrays["0.weight"]}])
+    with pytest.raises(ValueError, match=r"'3\.weight' has shape .* the frozen scales belong to shape"):
+        final.encode_all([arrays, arrays | {"3.weight": arrays["3.weight"].T}])

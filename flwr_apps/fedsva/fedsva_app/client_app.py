@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from fedveil import wire
 from fedveil.artifacts import NodeLedger
-from fedveil.clients import ClientData, Cohort, handle_identify, handle_train
+from fedveil.clients import ClientData, Cohort, LossNode, handle_identify, handle_losses, handle_train
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.config.places import hosted_clients, ledger_path, place_of_node
 from fedveil.config.randomness import run_streams
@@ -40,11 +41,7 @@ def train(message: Message, context: Context) -> Message:
     """One round of private training of the clients that the server sampled."""
     config = FedSVAConfig.from_run_config(context.run_config)
     request = message.content.config_records.setdefault(wire.CONFIG, ConfigRecord())
-    run = str(request.setdefault(wire.RUN, f"flower-{context.run_id}"))
-    # budgets are a run's: a server that could name a new one in every message would never spend any
-    known = context.state.config_records.setdefault("fedveil", ConfigRecord()).setdefault(wire.RUN, run)
-    if run != known:
-        raise ConfigError(f"this node works for run {known!r}, and the request is of run {run!r}.")
+    run = _run_of(request, context)
     cohort = host(config, *place_of_node(context.node_config), run, is_simulated())
     # a plain Flower strategy knows neither logical clients nor sums
     request.setdefault(wire.CLIENTS, list(cohort.clients))
@@ -60,6 +57,27 @@ def train(message: Message, context: Context) -> Message:
     return Message(handle_train(message.content, cohort, assembly.code_of(config, CODE)), reply_to=message)
 
 
+@app.query("losses")
+def losses(message: Message, context: Context) -> Message:
+    """Release, after training, how clients' losses under the leading candidates of each quantizer differ."""
+    config = FedSVAConfig.from_run_config(context.run_config)
+    run = _run_of(message.content.config_records.setdefault(wire.CONFIG, ConfigRecord()), context)
+    node = loss_node(config, *place_of_node(context.node_config), run, is_simulated())
+    return Message(handle_losses(message.content, node, assembly.code_of(config, CODE)), reply_to=message)
+
+
+def _run_of(request: ConfigRecord, context: Context) -> str:
+    """The run that a request is of, the only one this node works for.
+
+    Budgets are a run's: a server that could name a new one in every message would never spend any.
+    """
+    run = str(request.setdefault(wire.RUN, f"flower-{context.run_id}"))
+    known = context.state.config_records.setdefault("fedveil", ConfigRecord()).setdefault(wire.RUN, run)
+    if run != known:
+        raise ConfigError(f"this node works for run {known!r}, and the request is of run {run!r}.")
+    return run
+
+
 @lru_cache(maxsize=4)
 def host(
     config: FedSVAConfig, partition_id: int, num_partitions: int, run: str | None, simulated: bool
@@ -70,24 +88,13 @@ def host(
     """
     set_threads(config.threads_per_node)
     streams = run_streams(config, simulated=simulated)
-    problem = assembly.load_problem(config)
-    schema = problem.dataset.schema
-    clients = hosted_clients(problem.num_clients, partition_id, num_partitions)
-    for client in clients:
-        check_records(problem.records(client), schema, f"client {client}")
-    examples = {client: problem.examples[client] for client in clients}
+    problem, examples = _hosted(config, partition_id, num_partitions)
     learner = assembly.learner(config, problem.dataset)
-
-    @cache
-    def data(client: int) -> ClientData:
-        records = problem.records(client)
-        return ClientData(records.features, records.labels, problem.baseline_features(records), schema.shape)
-
     return Cohort(
         learner,
-        data,
+        _data_of(problem),
         planning.client_plans(config, examples, problem.groups),
-        budgets=planning.local_budgets(config),
+        budgets=planning.training_budgets(config),
         streams=streams,
         node_ledger=NodeLedger(ledger_path(config, run, simulated=simulated))
         if run and config.privacy == "local"
@@ -99,3 +106,47 @@ def host(
         meter=planning.contribution_meter(config, problem, learner),
         weigh=assembly.weigh(config),
     )
+
+
+@lru_cache(maxsize=4)
+def loss_node(
+    config: FedSVAConfig, partition_id: int, num_partitions: int, run: str, simulated: bool
+) -> LossNode:
+    """What this node needs to answer for its clients' losses; its ledger is the one that training has written to."""
+    set_threads(config.threads_per_node)
+    streams = run_streams(config, simulated=simulated)
+    problem, examples = _hosted(config, partition_id, num_partitions)
+    return LossNode(
+        learner=assembly.learner(config, problem.dataset),
+        data=_data_of(problem),
+        examples=examples,
+        run=run,
+        streams=streams,
+        mus=planning.loss_budgets(config),
+        budgets=planning.local_budgets(config),
+        ledger=NodeLedger(ledger_path(config, run, simulated=simulated)) if config.releases_losses else None,
+        study=config.membership == "study" and simulated,
+    )
+
+
+def _hosted(
+    config: FedSVAConfig, partition_id: int, num_partitions: int
+) -> tuple[assembly.Problem, dict[int, int]]:
+    """The data, and the checked clients of this node with their numbers of records."""
+    problem = assembly.load_problem(config)
+    clients = hosted_clients(problem.num_clients, partition_id, num_partitions)
+    for client in clients:
+        check_records(problem.records(client), problem.dataset.schema, f"client {client}")
+    return problem, {client: problem.examples[client] for client in clients}
+
+
+def _data_of(problem: assembly.Problem) -> Callable[[int], ClientData]:
+    """Each client's records, prepared when they are first used."""
+    shape = problem.dataset.schema.shape
+
+    @cache
+    def data(client: int) -> ClientData:
+        records = problem.records(client)
+        return ClientData(records.features, records.labels, problem.baseline_features(records), shape)
+
+    return data

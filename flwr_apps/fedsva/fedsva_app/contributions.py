@@ -84,7 +84,10 @@ def _of_client(
     limits = planning.local_budgets(config)
     epsilons = {}
     for relation in dict.fromkeys(row.relation for row in step.rows(0, 1, 1)):
-        mu = compose_mu([row.mu for row in schedule if row.relation == relation])
+        mu = compose_mu(
+            [row.mu for row in schedule if row.relation == relation]
+            + [min(planning.loss_budgets(config).values(), default=0.0)]
+        )
         epsilons[relation] = gaussian_epsilon(min(mu, limits.get(relation, math.inf)), config.delta)
     facts: dict[str, Any] = {
         "round": server_round,

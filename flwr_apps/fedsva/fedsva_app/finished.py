@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from fedveil.artifacts import RunFolder
 from fedveil.config import FedSVAConfig, assembly
-from fedveil.models import candidate_losses, evaluate
+from fedveil.config.places import secret_keys
+from fedveil.models import evaluate
 from fedveil.strategies.hooks import FinishedRun
 from fedveil.threads import set_threads
+
+from .membership import MEMBERSHIP, public_losses
 
 __all__ = ["finished_run"]
 
@@ -37,9 +40,6 @@ def finished_run(
     test, shape = problem.dataset.test, problem.dataset.schema.shape
     arrays, _ = folder.load_model()
 
-    def losses(candidates: Arrays) -> NDArray[np.float64]:
-        return candidate_losses(learner, candidates, test.features, test.labels, shape)
-
     def figures(model: Arrays) -> dict[str, float]:
         result = evaluate(learner.module, model, test.features, test.labels, shape)
         return {"accuracy": result.accuracy, "loss": result.loss}
@@ -47,12 +47,13 @@ def finished_run(
     return FinishedRun(
         folder=folder,
         app="fedsva",
-        config=config.to_run_config(),
+        config=config.to_run_config() | dict.fromkeys(secret_keys(config), "secret"),
         arrays=arrays,
         trajectory=folder.load_trajectory(),
-        losses=losses,
+        losses=public_losses(learner, problem),
         figures=figures,
         num_records=len(test),
         say=say,
+        clients=folder.document(MEMBERSHIP),
         grid=grid,
     )

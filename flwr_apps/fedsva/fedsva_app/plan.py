@@ -120,6 +120,7 @@ def _total(config: FedSVAConfig, plan: NoisePlan, step: StepMechanism, relation:
     rounds = plan.num_steps // config.local_steps
     mus += [row.mu for row in extra if row.relation == relation and row.name == "contribution"]
     mus += [row.mu for row in extra if row.relation == relation and row.name == "quantile"] * rounds
+    mus.append(min(planning.loss_budgets(config).values(), default=0.0))  # the same under both relations
     return rounded_up(gaussian_epsilon(compose_mu(mus), config.delta))
 
 

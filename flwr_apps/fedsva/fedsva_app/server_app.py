@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from fedveil import __version__, wire
 from fedveil.artifacts import Checkpoint, RunFolder
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
-from fedveil.config.places import check_writable, open_resumed, output_root, secret_keys
+from fedveil.config.places import check_writable, open_resumed, output_root, require_same_hash, secret_keys
 from fedveil.config.randomness import public_streams, run_streams
 from fedveil.flower import is_simulation_grid
 from fedveil.models import evaluate, initial_arrays, refuse_record_coupling
@@ -33,12 +33,13 @@ from fedveil.strategies import (
     identify,
     to_record,
 )
-from fedveil.strategies.hooks import hook_names, run_hooks
+from fedveil.strategies.hooks import hook_names, hooks_after
 from fedveil.streams import Streams
 from fedveil.threads import set_threads
 
 from .contributions import explanation_of, lines_about
 from .finished import finished_run
+from .membership import MEMBERSHIP, Membership, ask_for_membership
 from .statements import announce, as_json, printed_budgets, readings, state_guarantees
 
 app = ServerApp()
@@ -56,6 +57,11 @@ def main(grid: Grid, context: Context) -> None:
     """Run FedSVA; whatever is wrong with the configuration or the data stops here, before any node is asked."""
     config = FedSVAConfig.from_run_config(context.run_config)
     streams = run_streams(config, simulated=is_simulation_grid(grid))
+    if config.membership == "study" and not is_simulation_grid(grid):
+        raise ConfigError(
+            "membership = 'study' would show losses on private records, and these nodes are not simulated: use "
+            "'federated', which releases them, or 'public'."
+        )
     set_threads(config.threads_per_node)
     problem = assembly.load_problem(config)
     schema = problem.dataset.schema
@@ -69,6 +75,7 @@ def main(grid: Grid, context: Context) -> None:
     resumed = open_resumed(config) if config.resume else None
     checkpoint = resumed.load_checkpoint() if resumed else None
     if resumed and checkpoint:
+        require_same_hash(config, checkpoint, resumed.path)
         check_unchanged(config, checkpoint, facts, resumed.path, simulated=is_simulation_grid(grid))
     else:
         check_writable(config)
@@ -115,11 +122,29 @@ def main(grid: Grid, context: Context) -> None:
         evaluate_fn=evaluate_public,
     )
     require_told(config, record)
+    final = {name: array.numpy() for name, array in result.arrays.items()}
+    asked = Membership()
+    if config.membership != "public":
+        asked = ask_for_membership(
+            config,
+            problem,
+            folder,
+            final,
+            grid=grid,
+            fleet=fleet,
+            streams=streams,
+            run=str(checkpoint.extra["run"]) if checkpoint else folder.name,
+            code=code,
+            assumed=record.assumed,
+            say=say,
+        )
+        record.releases += asked.releases
+        record.assumed += asked.assumed
     guarantees = state_guarantees(config, record.releases + record.assumed)
     read = readings(config, record.releases + record.assumed)
     explanation = explanation_of(config, problem, knowledge)
     folder.finish(
-        {name: array.numpy() for name, array in result.arrays.items()},
+        final,
         record.metrics,
         record.releases,
         {
@@ -134,7 +159,11 @@ def main(grid: Grid, context: Context) -> None:
             "readings": read,
         },
         assumed=record.assumed,
-        documents={} if explanation is None else {"contributions": explanation},
+        documents={
+            name: document
+            for name, document in (("contributions", explanation), (MEMBERSHIP, asked.document))
+            if document is not None
+        },
     )
     for guarantee in guarantees:
         say(f"{guarantee.relation} relation, worst-off client: {guarantee.describe()}")
@@ -146,9 +175,7 @@ def main(grid: Grid, context: Context) -> None:
             "the other attributes and the label have the record relation's guarantee only, which is far weaker"
         )
     say(f"accuracy {record.metrics[-1]['accuracy']:.4f} on {len(problem.dataset.test)} public test records")
-    hooks = hook_names(config.hooks)
-    if hooks:
-        run_hooks(hooks, finished_run(folder, config, say, grid))
+    hooks_after(hook_names(config.hooks), lambda: finished_run(folder, config, say, grid), say)
     say(f"run folder: {folder.path}")
 
 

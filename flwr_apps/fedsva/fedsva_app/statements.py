@@ -69,12 +69,7 @@ def announce(
     if config.privacy != "none" and not config.is_data_dependent:
         say(
             "below, eps(relation) is the largest epsilon that a client has spent so far, at delta "
-            f"{config.delta:g}, composed from the rows of its ledger: "
-            + (
-                "a reading, for later noise depends on earlier releases; what is proven is the budget of the filter"
-                if planning.adapts_noise(config)
-                else "proven"
-            )
+            f"{config.delta:g}, composed from the rows of its ledger: " + _what_is_proven(config)
         )
     weak = [client for client, n in problem.examples.items() if config.delta > 1 / n]
     if weak and config.privacy == "local":
@@ -83,8 +78,17 @@ def announce(
             f"warning: delta = {config.delta:g} is above 1/n_i for client(s) {named}: such a "
             "delta allows to publish a record outright; choose delta below 1/n_i"
         )
+    if config.membership != "public":
+        _announce_losses(config, say)
     if seeded:
         say("simulation: no privacy against who knows the seed")
+
+
+def _what_is_proven(config: FedSVAConfig) -> str:
+    if not planning.proven_by_filter(config):
+        return "proven"
+    what = "noise depends" if planning.adapts_noise(config) else "releases depend"
+    return f"a reading, for later {what} on earlier releases; what is proven is the budget of the filter"
 
 
 def _announce_noise(config: FedSVAConfig, problem: assembly.Problem, say: Callable[[str], None]) -> None:
@@ -126,21 +130,38 @@ def _announce_noise(config: FedSVAConfig, problem: assembly.Problem, say: Callab
         _announce_record_level(config, problem, say)
 
 
+def _announce_losses(config: FedSVAConfig, say: Callable[[str], None]) -> None:
+    """Say what clients will be asked for r_Q, and what it costs them."""
+    if config.membership == "study":
+        say(
+            "after training each client gives exact moments of its losses for r_Q: study only, not private; no "
+            "guarantee here covers them"
+        )
+        return
+    epsilon = gaussian_epsilon(min(planning.loss_budgets(config).values()), config.delta)
+    say(
+        "after training each client releases clipped loss differences for r_Q, for "
+        f"{100 * config.membership_share:g} % of the mu^2 budget (epsilon {rounded_up(epsilon)} by itself, record "
+        "relation), split evenly over quantizers; training has the rest"
+    )
+
+
 def _announce_record_level(
     config: FedSVAConfig, problem: assembly.Problem, say: Callable[[str], None]
 ) -> None:
     plan = next(iter(planning.client_plans(config, problem.examples, problem.groups).values()))
     if plan is None:
         return
-    if planning.adapts_noise(config):
+    if planning.proven_by_filter(config):
         budget = gaussian_epsilon(planning.local_budgets(config)["record"], config.delta)
         why = (
             "the worst case of what may be released; set epsilon-record to bound it"
             if config.epsilon_record is None
             else "the budget that epsilon-record asks for"
         )
+        what = "C_p or the noise" if planning.adapts_noise(config) else "which losses are released"
         say(
-            f"C_p or the noise depends on releases, so whole records are proven epsilon {rounded_up(budget)} at delta "
+            f"{what} depends on releases, so whole records are proven epsilon {rounded_up(budget)} at delta "
             f"{config.delta:g} (record relation): {why}"
         )
         return
@@ -194,7 +215,7 @@ def state_guarantees(config: FedSVAConfig, releases: tuple[Release, ...]) -> lis
 
 def readings(config: FedSVAConfig, releases: tuple[Release, ...]) -> dict[str, float]:
     """What the rows of the worst-off client compose to, where the guarantee is a budget: no guarantee themselves."""
-    if not planning.adapts_noise(config):
+    if not planning.proven_by_filter(config):
         return {}
     ledger, allowed = Ledger(releases), planning.local_budgets(config)
     relations: tuple[Relation, ...] = ("attribute", "record")

@@ -37,7 +37,7 @@ from fedveil.config.randomness import run_streams
 from fedveil.flower import is_simulation_grid
 from fedveil.privacy import gaussian_epsilon
 from fedveil.strategies import MessageProgress, ModulatedOutcome, identify_nodes, range_round
-from fedveil.strategies.hooks import hook_names, run_hooks
+from fedveil.strategies.hooks import hook_names, hooks_after
 from fedveil.strategies.message_strategy import MessageStrategy
 from fedveil.threads import set_threads
 
@@ -124,9 +124,7 @@ def main(grid: Grid, context: Context) -> None:
     figures = held_out.figures(strategy.coefficients)
     compare(grid, fitting, held_out, history, folder, strategy, shared, figures)
     conclude(fitting, history, folder, strategy, figures)
-    hooks = hook_names(config.hooks)
-    if hooks:
-        run_hooks(hooks, finished_run(folder, config, say, grid))
+    hooks_after(hook_names(config.hooks), lambda: finished_run(folder, config, say, grid), say)
     say(f"run folder: {folder.path}")
 
 
