@@ -156,10 +156,17 @@ def _release(
     rows, digests, out_of_budget = list[Release](), dict[int, str](), list[int]()
     for client, plan in plans.items():
         own = plan.releases(client, query.round)
-        if not _admits(node.budgets, ledger.spent(node.run, client, except_round=replayed), own):
+        # what losses may cost is spent at once, so that a second question gets no answer
+        asked = any(
+            row.name == DIFFERENCES and row.round != replayed for row in ledger.releases(node.run, client)
+        )
+        spent = ledger.spent(node.run, client, except_round=replayed)
+        if asked or not _admits(node.budgets, spent, own):
             out_of_budget.append(client)
             continue
-        normals = node.streams.stream("loss-noise", round=query.round, client=client).normal(plan.size)
+        # of this question alone: in a seeded run two questions with one noise would tell their difference
+        purpose = f"loss-noise/{query.digest}"
+        normals = node.streams.stream(purpose, round=query.round, client=client).normal(plan.size)
         vectors[client] = plan.release(_losses(query, node, client), normals)
         digests[client] = blake2b(vectors[client].tobytes(), digest_size=16).hexdigest()
         rows += own

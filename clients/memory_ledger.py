@@ -126,6 +126,10 @@ class MemoryLedger:
         """Number of a client's releases, every attempt counted; the rows of one under two relations are one."""
         return MemoryPast(self._rows(run, client, except_round)).count()
 
+    def releases(self, run: str, client: int) -> list[Release]:
+        """A client's rows in one run, of single clients."""
+        return list(self._rows(run, client, None))
+
     def _rows(self, run: str, client: int, except_round: int | None) -> tuple[Release, ...]:
         sends = self._sends.get((run, client), [])
         return tuple(row for round, _, rows in sends if round != except_round for row in rows)

@@ -7,9 +7,9 @@ is the exact moments of a client's losses, from which its records' losses could 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedveil.privacy import LossMoments
+from fedveil.privacy.membership_release import LARGEST_CLIP_NORM, LEAST_CLIP_NORM
 from fedveil.wire import ARRAYS, CLIENTS, CONFIG, ROUND, RUN, MalformedReply
 
 __all__ = [
@@ -35,7 +36,8 @@ QUERY_LOSSES = "query.losses"
 DIFFERENCES, MOMENTS = "loss-differences", "loss-moments"
 # keys of a question's config, beside ROUND, RUN and CLIENTS
 _KIND, _PAIRS, _CLIP_NORMS = "kind", "pairs", "clip-norms"
-_MOST = 1024  # quantizers, and pairs of one
+_MOST = 1024  # quantizers
+_MOST_PAIRS = 64  # of one: products of all of them are summed
 
 Kind = Literal["released", "study"]
 
@@ -85,15 +87,29 @@ class LossQuery:
                 f"{len(self.pairs)} numbers of pairs and {len(self.clip_norms)} clip norms: give one of each a "
                 "quantizer."
             )
-        if any(type(pairs) is not int or not 1 <= pairs <= _MOST for pairs in self.pairs):
-            raise ValueError(f"pairs = {list(self.pairs)} must be whole numbers from 1 to {_MOST}.")
-        if any(type(norm) is not float or not 0 < norm < math.inf for norm in self.clip_norms):
-            raise ValueError(f"clip-norms = {list(self.clip_norms)} must be finite numbers above 0.")
+        if any(type(pairs) is not int or not 1 <= pairs <= _MOST_PAIRS for pairs in self.pairs):
+            raise ValueError(f"pairs = {list(self.pairs)} must be whole numbers from 1 to {_MOST_PAIRS}.")
+        if any(
+            type(norm) is not float or not LEAST_CLIP_NORM <= norm <= LARGEST_CLIP_NORM
+            for norm in self.clip_norms
+        ):
+            raise ValueError(
+                f"clip-norms = {list(self.clip_norms)} must be numbers from {LEAST_CLIP_NORM:g} to "
+                f"{LARGEST_CLIP_NORM:g}."
+            )
         shapes = {name: array.shape for name, array in self.candidates.items()}
         if not shapes or any(shape[:1] != (self.num_candidates,) for shape in shapes.values()):
             raise ValueError(f"the arrays do not hold {self.num_candidates} candidates each: {shapes}.")
         if any(array.dtype != np.float32 for array in self.candidates.values()):
             raise ValueError("the candidates are not of type float32.")
+
+    @property
+    def digest(self) -> str:
+        """What tells this question from any other."""
+        hashed = blake2b(repr((self.kind, self.pairs, self.clip_norms)).encode(), digest_size=16)
+        for name, array in self.candidates.items():
+            hashed.update(name.encode() + b"\0" + np.ascontiguousarray(array).tobytes())
+        return hashed.hexdigest()
 
     @property
     def num_candidates(self) -> int:

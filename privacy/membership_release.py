@@ -39,6 +39,10 @@ _ROUNDING = 2.0**-40  # relative: clipping and squaring one record's differences
 _HUGE = 1e100  # a difference beyond it is cut there, so that its square is finite
 
 
+LEAST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-100, 1e100
+"""Bounds of Lambda: beyond them floating-point numbers no longer do what real ones do."""
+
+
 @dataclass(frozen=True, slots=True)
 class LossRelease:
     """The planned Gaussian release of one client's loss differences.
@@ -72,7 +76,11 @@ class LossRelease:
         """Check every field."""
         whole("num_records", self.num_records, minimum=1)
         whole("num_pairs", self.num_pairs, minimum=1)
-        positive("clip_norm", self.clip_norm)
+        if not LEAST_CLIP_NORM <= positive("clip_norm", self.clip_norm) <= LARGEST_CLIP_NORM:
+            raise ValueError(
+                f"clip_norm = {self.clip_norm!r} is not allowed: give {LEAST_CLIP_NORM:g} to {LARGEST_CLIP_NORM:g}, "
+                "where squares and steps are numbers."
+            )
         positive("sigma", self.sigma)
         one_of("chosen", self.chosen, get_args(Chosen))
 
@@ -238,6 +246,8 @@ def _clipped(rows: NDArray[np.float64], clip_norm: float) -> NDArray[np.float64]
         differences = rows - rows[:, :1]
     differences[~np.isfinite(differences).all(axis=1)] = 0.0
     differences = np.clip(differences, -_HUGE, _HUGE)
-    norms = np.linalg.norm(differences, axis=1)
-    differences *= (clip_norm / np.maximum(norms, clip_norm))[:, None]
-    return differences
+    # in units of each row's largest: squares of small differences would vanish, and pass any clip norm
+    largest = np.abs(differences).max(axis=1, keepdims=True)
+    shares = np.divide(differences, largest, out=np.zeros_like(differences), where=largest > 0)
+    norms = largest * np.linalg.norm(shares, axis=1, keepdims=True)
+    return differences * (clip_norm / np.maximum(norms, clip_norm))

@@ -38,7 +38,7 @@ def released_figures(leading: LeadingPairs, clients: Sequence[ReleasedMoments]) 
     found, interval = pooled.indicator(), released_interval(clients)
     if math.isnan(found.r_q):
         statement = "r_Q is not identified: the noise of the releases hides every variance."
-    elif found.low == 0:
+    elif (interval.low if interval.is_given else found.low) == 0:
         statement = f"r_Q = {found.r_q:.3g}, which noise and sampling alone could give."
     else:
         statement = f"r_Q = {found.r_q:.3g}."
@@ -70,7 +70,7 @@ def study_figures(leading: LeadingPairs, clients: Sequence[LossMoments]) -> dict
         "high": json_number(interval.high),
         "level": interval.level,
         "statement": f"{found.statement.rstrip('.')}; {STUDY}.",
-        "interval": interval.statement,
+        "interval": f"{interval.statement.rstrip('.')}; {STUDY}.",
         "pair": _pair(leading, found.best, found.runner_up),
         "compared-rounds": list(leading.rounds),
     }

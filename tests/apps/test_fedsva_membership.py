@@ -418,7 +418,9 @@ def test_figures_for_study_are_marked_wherever_they_are_shown(fedsva: Callable[.
         for line in run.output.splitlines()
         if "exact moments" in line or ("r_Q" in line and "% interval" in line and "quantizer" not in line)
     ]
-    assert len(shown) == 5  # beforehand, when asked, above the figures, and one a quantizer
+    assert (
+        len(shown) == 6
+    )  # beforehand, when asked, beside the guarantees, above the figures, and one a quantizer
     assert all("study only, not private" in line for line in shown)
     assert [row for row in run.rows if row["release"] != "gradient"] == []
 

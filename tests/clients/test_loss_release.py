@@ -143,7 +143,7 @@ def test_what_leaves_is_the_sum_of_clipped_differences_and_noise_of_the_clients_
         losses = losses_one_by_one(client, query.candidates)
         exact = sums_by_loops(losses[:, :3], NORMS[0]) + sums_by_loops(losses[:, 3:], NORMS[1])
         sigmas = np.repeat([part.sigma for part in plan(client).parts], [5, 2])
-        noise = STREAMS.stream("loss-noise", round=6, client=client).normal(7)
+        noise = STREAMS.stream(f"loss-noise/{query.digest}", round=6, client=client).normal(7)
         np.testing.assert_allclose(
             sent[client], exact + sigmas * noise, atol=1e-5
         )  # losses of float32 networks
@@ -208,6 +208,25 @@ def test_a_second_question_is_refused_and_no_budget_is_passed(tmp_path: Path, st
         own = NodeLedger(tmp_path / "node.db").releases("run", client)
         assert PrivacyFilter({"record": BUDGET}).admits(own)
         assert math.fsum(row.mu**2 for row in own) == pytest.approx((0.3 + 0.4) * BUDGET**2)
+
+
+@pytest.mark.parametrize("streams", [STREAMS, Streams.system()], ids=["seeded", "fresh"])
+def test_a_client_that_could_pay_for_more_answers_one_question_only(tmp_path: Path, streams: Streams) -> None:
+    target = node(tmp_path, streams=streams, budgets={"record": 10 * BUDGET})
+    ask(target)
+    for server_round in (7, 8, 1000):
+        again = ask(target, replace(question(server_round), round=server_round))
+        assert (again["ledger"]["clients"], again["ledger"]["out-of-budget"]) == ([], [3, 4, 8])
+
+
+def test_two_questions_share_no_noise_whatever_the_seed(tmp_path: Path) -> None:
+    """With one noise the difference of two runs that ask differently would be that of exact sums."""
+    one, other = question(0), question(1)
+    assert one.digest != other.digest != question(0, clip_norms=(0.4, 1.0)).digest
+    draws = [
+        STREAMS.stream(f"loss-noise/{asked.digest}", round=6, client=3).normal(7) for asked in (one, other)
+    ]
+    assert np.all(draws[0] != draws[1])
 
 
 def test_a_client_that_has_spent_too_much_is_out_of_budget_and_its_records_are_not_looked_at(
@@ -346,9 +365,9 @@ MALFORMED: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "pairs that are no list": (_config(pairs=2), "must be lists"),
     "clients that are no list": (_config(clients="3"), "must be lists"),
     "another kind": (_config(kind="exact"), "one of released, study"),
-    "a negative clip norm": (_config(clip_norms=[0.3, -1.0]), "finite numbers above 0"),
-    "an infinite clip norm": (_config(clip_norms=[0.3, math.inf]), "finite numbers above 0"),
-    "a clip norm that is no number": (_config(clip_norms=[0.3, math.nan]), "finite numbers above 0"),
+    "a negative clip norm": (_config(clip_norms=[0.3, -1.0]), "numbers from 1e-100 to 1e.100"),
+    "an infinite clip norm": (_config(clip_norms=[0.3, math.inf]), "numbers from 1e-100 to 1e.100"),
+    "a clip norm that is no number": (_config(clip_norms=[0.3, math.nan]), "numbers from 1e-100 to 1e.100"),
     "a clip norm too few": (_config(clip_norms=[0.3]), "one of each a quantizer"),
     "no pair": (_config(pairs=[3, 0]), "whole numbers from 1"),
     "other pairs than candidates": (_config(pairs=[2, 2]), "do not hold 6 candidates"),

@@ -62,6 +62,25 @@ def test_the_vector_of_neighbours_moves_as_the_full_matrices_do_and_within_the_s
     assert np.linalg.norm(moved) <= release.sensitivity
 
 
+@pytest.mark.parametrize("size", [1e-90, 1e-162, 1e-200, 1e-300])
+def test_differences_whose_squares_vanish_are_clipped_all_the_same(size):
+    """A loss with an exponential tail has such differences, and a server chooses the clip norm."""
+    losses = np.array([[0.0, size, -size], [0.0, 3 * size, 0.0]])
+    norm = size / 10
+    clipped = clipped_differences(losses, norm)[:, 1:]
+    assert max(math.hypot(*(row / norm)) for row in clipped) <= 1 + 1e-9
+    if norm >= 1e-100:
+        release = LossRelease(2, 2, norm, 1.0)
+        moved = release.vector(losses) - release.vector(np.vstack([losses[:1], -losses[1:]]))
+        assert np.abs(moved / norm).max() <= release.sensitivity / norm
+
+
+@pytest.mark.parametrize("norm", [1e-101, 5e-324, 1e101, 1.7e308])
+def test_a_clip_norm_beyond_what_floats_can_do_is_refused(norm):
+    with pytest.raises(ValueError, match=r"clip_norm = .* is not allowed: give 1e-100 to 1e\+100"):
+        LossRelease(10, 2, norm, 1.0)
+
+
 def test_the_vector_without_noise_gives_the_moments_of_clipped_differences():
     rng = np.random.default_rng(1)
     losses = rng.exponential(size=(50, 4))

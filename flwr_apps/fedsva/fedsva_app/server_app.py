@@ -167,6 +167,10 @@ def main(grid: Grid, context: Context) -> None:
     )
     for guarantee in guarantees:
         say(f"{guarantee.relation} relation, worst-off client: {guarantee.describe()}")
+    if config.membership == "study":
+        say(
+            "exact moments of losses left the clients, study only, not private: these guarantees do not cover them"
+        )
     if read:
         values = ", ".join(f"eps({relation}) {rounded_up(value)}" for relation, value in read.items())
         say(f"read from the ledger of the worst-off client, no guarantee: {values}")

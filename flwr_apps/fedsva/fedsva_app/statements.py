@@ -141,8 +141,9 @@ def _announce_losses(config: FedSVAConfig, say: Callable[[str], None]) -> None:
     epsilon = gaussian_epsilon(min(planning.loss_budgets(config).values()), config.delta)
     say(
         "after training each client releases clipped loss differences for r_Q, for "
-        f"{100 * config.membership_share:g} % of the mu^2 budget (epsilon {rounded_up(epsilon)} by itself, record "
-        "relation), split evenly over quantizers; training has the rest"
+        f"{100 * config.membership_share:g} % of the tightest mu^2 budget (epsilon {rounded_up(epsilon)} by itself, "
+        "record relation), split evenly over quantizers; training has "
+        f"{100 * (1 - config.membership_share):g} % of each"
     )
 
 
