@@ -154,7 +154,7 @@ def quantized(folder: RunFolder) -> Table:
         table.add_column(heading, justify="left" if heading == "quantizer" else "right")
     whole = told["float32"]
     table.add_row("float32", str(whole["bytes"]), "1.0x", f"{whole['accuracy']:.3f}")
-    for name in told["ranking"]:
+    for name in [*told["ranking"], *(name for name in told["quantizers"] if name not in told["ranking"])]:
         facts = told["quantizers"][name]
         ends = (facts["low"], facts["high"])
         table.add_row(

@@ -41,6 +41,7 @@ SETTINGS: dict[str, Any] = {
     "epsilon": 1.0,
     "calibration": "uniform",
     "hooks": "none",
+    "trajectory-skip": 0.0,
     "seed": 2026,
 }
 

@@ -99,7 +99,7 @@ class MembershipIndicator:
         if self.num_distinct < FEW_CANDIDATES:
             found.append(
                 f"Only {self.num_distinct} distinct candidates (fewer than {FEW_CANDIDATES}): a ranking of "
-                "quantizers by r_Q can be empty of meaning; save more checkpoints or local steps."
+                "quantizers by r_Q can be empty of meaning; train for more rounds, or keep more (trajectory)."
             )
         if self.num_distinct < self.num_candidates:
             found.append(

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedveil.artifacts.arrays_file import decode_arrays, encode_arrays
+from fedveil.artifacts.arrays_file import DamagedFile, decode_arrays, encode_arrays
 from fedveil.artifacts.atomic import (
     remove_leftovers,
     sync_folder,
@@ -40,6 +40,7 @@ CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parqu
 TRAJECTORY = "trajectory"
 CHECKPOINT = Path("checkpoint") / "last.safetensors"
 _TRAJECTORY_BYTES = 1 << 29
+_DOCUMENTS = ("node-ledger.sqlite", "contributions.json", "estimate.json", "membership.json")
 _LOCK = Path("checkpoint") / "lock"
 _SECRETS = Path("checkpoint") / "secrets.toml"
 
@@ -317,6 +318,13 @@ class RunFolder:
         found = []
         for file in sorted((self.path / TRAJECTORY).glob("round-*.safetensors")):
             arrays, note = decode_arrays(self._read(file), file)
+            if (
+                not isinstance(note.get("round"), int)
+                or file.name != f"round-{note['round']:06d}.safetensors"
+            ):
+                raise DamagedFile(
+                    f"{file} is not the model after the round that it is named for: restore it."
+                )
             found.append((int(note["round"]), arrays))
         return found
 
@@ -336,9 +344,9 @@ class RunFolder:
             If the system refuses.
         """
         parts = name.split("/")
-        own = {CONFIG, METRICS, LEDGER, MODEL, CHECKPOINT.parent.name, TRAJECTORY, "node-ledger.sqlite"}
+        own = {CONFIG, METRICS, LEDGER, MODEL, CHECKPOINT.parent.name, TRAJECTORY, *_DOCUMENTS}
         plain = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in parts)
-        if not plain or len(parts) > 2 or parts[0] in own:
+        if not plain or len(parts) > 2 or parts[0].lower() in own:
             raise RunFolderError(f"{name!r} is no name for a further result of a run: choose another.")
         if not self.is_finished:
             raise RunFolderError(f"the run in {self.path} is not finished: resume it first.")

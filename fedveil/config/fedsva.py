@@ -196,7 +196,11 @@ class FedSVAConfig(RunConfig):
         "Records that r_Q is told on: public ones; clients' too, released; or exact and not private, in simulations.",
     )
     membership_share: float = setting(
-        0.1, "share of the budget mu^2", "With membership federated: what its release may cost.", gt=0, lt=1
+        0.1,
+        "share of the budget mu^2",
+        "With membership federated: what its release may cost.",
+        ge=1e-6,
+        lt=1,
     )
 
     options: str = setting(

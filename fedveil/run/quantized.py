@@ -60,7 +60,12 @@ def quantize_run(
     config, model = found.configure(known), found.config_class()
     build = found.load(found.finished)
     with found.importable():
-        quantize(build(folder, config if model is None else model.from_run_config(config), say))
+        try:
+            quantize(build(folder, config if model is None else model.from_run_config(config), say))
+        except (KeyError, AttributeError, TypeError) as error:
+            raise BadInput(
+                f"a file in {folder.path} is not what a run writes ({type(error).__name__}: {error}): restore it."
+            ) from error
 
 
 def read_quantized(path: str | Path) -> QuantizedModel:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.privacy import (
+    LEAST_RECORDS,
     LossMoments,
     MembershipIndicator,
     MembershipInterval,
@@ -28,6 +29,7 @@ __all__ = ["Judged", "code_entropy", "distinct_configurations", "judge", "late_m
 
 _LEAST_KEPT = 8  # with fewer candidates a ranking says little
 _CLEAR = 2.0  # standard errors
+_WEIGHTS_AT_ONCE = 1 << 23  # of models that are encoded together, in float64
 
 Arrays = Mapping[str, NDArray[np.float32]]
 
@@ -86,9 +88,13 @@ def distinct_configurations(
     """Models on the final one's grid, each set of codes once, with its first round; the final one comes last."""
     found: dict[bytes, tuple[int, QuantizedModel]] = {}
     course = list(trajectory)
-    encoded_models = final.encode_all([arrays for _, arrays in course])
-    for (server_round, _), encoded in zip(course, encoded_models, strict=True):
-        found.setdefault(_fingerprint(encoded), (server_round, encoded))
+    weights = sum(part.codes.size for part in final.quantized.values())
+    step = max(1, _WEIGHTS_AT_ONCE // weights)
+    for start in range(0, len(course), step):
+        some = course[start : start + step]
+        encoded_models = final.encode_all([arrays for _, arrays in some])
+        for (server_round, _), encoded in zip(some, encoded_models, strict=True):
+            found.setdefault(_fingerprint(encoded), (server_round, encoded))
     published = found.pop(_fingerprint(final), (final_round, final))
     return [*found.values(), published]
 
@@ -137,6 +143,8 @@ def judge(rounds: Sequence[int], losses: NDArray[np.float64], *, most: int) -> J
 def _warning(best_round: int, behind: NDArray[np.float64]) -> str | None:
     """A sentence where the published model's losses are clearly above the best candidate's."""
     gap, error = float(behind.mean()), float(behind.std()) / math.sqrt(len(behind))
+    if len(behind) < LEAST_RECORDS:
+        return None  # nothing is clear from so few
     if gap <= _CLEAR * error or gap <= 0:
         return None
     return (

@@ -60,6 +60,12 @@ class FinishedRun:
     clients: Mapping[str, Any] | None = None
     grid: Grid | None = None
 
+    def __post_init__(self) -> None:
+        """What one hook gets the next one gets too: arrays cannot be written to."""
+        for arrays in (self.arrays, *(model for _, model in self.trajectory)):
+            for array in arrays.values():
+                array.setflags(write=False)
+
 
 Hook = Callable[[FinishedRun], None]
 """Called with a finished run; what it raises is reported, and the run's results stay."""

@@ -7,8 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import numpy as np
+
+from fedveil.artifacts import WriteFailed
 from fedveil.plugins import find, installed, resolve
 from fedveil.quantization import (
     SCHEMES,
@@ -29,10 +33,13 @@ from fedveil.strategies.hooks.configurations import (
     stacked,
 )
 from fedveil.strategies.hooks.finished_run import FinishedRun
+from fedveil.strategies.hooks.reason import reason_of
 from fedveil.strategies.json_number import json_number
 
 __all__ = ["DEFAULT_SCHEMES", "quantize", "schemes_of"]
 
+_T = TypeVar("_T")
+_BYTES_AT_ONCE = 1 << 27  # of models whose losses are taken together
 DEFAULT_SCHEMES = "sign,ternary-33,ternary-90,int2,int4,int8"
 
 
@@ -105,9 +112,7 @@ def quantize(run: FinishedRun) -> None:
     last = run.trajectory[-1][0]
     float_bytes = sum(array.nbytes for array in run.arrays.values())
     schemes, note = schemes_of(str(run.config["quantizers"])), _note(run)
-    with ThreadPoolExecutor(1) as beside:  # syncing files and taking moments need not wait for forward passes
-        begun = [_begin(run, scheme, note, most, last, beside) for scheme in schemes]
-    rows = [finish() for finish in begun]
+    rows = _rows(run, schemes, note, most, last)
     plain = run.figures(run.arrays)
     document = _document(run, rows, plain, float_bytes)
     run.folder.add("rq.json", json.dumps(document, indent=1, allow_nan=False).encode())
@@ -115,6 +120,34 @@ def quantize(run: FinishedRun) -> None:
         run.say(line)
     for line in () if run.clients is None else client_lines(run.clients):
         run.say(line)
+
+
+def _rows(
+    run: FinishedRun, schemes: Sequence[Scheme], note: Mapping[str, Any], most: int, last: int
+) -> list[_Row]:
+    """A row for each quantizer; one that fails is told by name, and if all do the first says why."""
+    failed: list[Exception] = []
+
+    def attempt(scheme: Scheme, work: Callable[[], _T]) -> list[_T]:
+        try:
+            return [work()]
+        except WriteFailed:
+            raise
+        except Exception as error:  # a plugin's quantizer may fail in any way: the others' results stay
+            run.say(f"quantizer {name_of(scheme)} failed: {reason_of(error)}")
+            failed.append(error)
+            return []
+
+    with ThreadPoolExecutor(1) as beside:  # syncing files and taking moments need not wait for forward passes
+        begun = [
+            (scheme, finish)
+            for scheme in schemes
+            for finish in attempt(scheme, partial(_begin, run, scheme, note, most, last, beside))
+        ]
+    rows = [row for scheme, finish in begun for row in attempt(scheme, finish)]
+    if not rows:
+        raise failed[0]
+    return rows
 
 
 def _begin(
@@ -128,7 +161,12 @@ def _begin(
     found = distinct_configurations(
         model, last, late_models(run.trajectory, float(run.config["trajectory-skip"]))
     )
-    losses = run.losses(stacked([one for _, one in found]))
+    models = [one for _, one in found]
+    # some at a time: all of a large model's candidates would not fit
+    step = max(1, _BYTES_AT_ONCE // max(1, sum(array.nbytes for array in run.arrays.values())))
+    losses = np.concatenate(
+        [run.losses(stacked(models[start : start + step])) for start in range(0, len(models), step)], axis=1
+    )
     judged = beside.submit(judge, [server_round for server_round, _ in found], losses, most=most)
     figures = run.figures(model.arrays())
 
@@ -168,7 +206,8 @@ def _document(
     for name in mine.keys() & answered.keys():
         mine[name]["clients"] = answered[name]
     values = _earlier(run, head) | mine
-    ranking = sorted(values, key=lambda name: -_order(values[name]["r_q"]))
+    defined = [name for name in values if values[name]["r_q"] is not None]
+    ranking = sorted(defined, key=lambda name: -_order(values[name]["r_q"]))
     return {**head, "ranking": ranking, "quantizers": values}
 
 
@@ -240,11 +279,7 @@ def _lines(run: FinishedRun, rows: Sequence[_Row], plain: Mapping[str, float], f
             f"{row.name:<{width}}  {row.size:>9}  {float_bytes / row.size:>6.1f}x  {row.entropy:>9.2f}  "
             f"{row.figures[shown]:>8.4f}  {_told(row):>10}  {ends:>22}  {indicator.num_candidates}"
         )
-    ranking = " > ".join(row.name for row in _ranked(rows))
-    lines.append(
-        f"most secure against membership inference first, by r_Q on {run.num_records} public records: {ranking}; "
-        "one run's ranking is a weak one (docs/r_q_study.md)"
-    )
+    lines += _ranking_lines(run, rows)
     told: dict[str, list[str]] = {}
     for row in rows:
         for warning in _warnings(row):
@@ -253,6 +288,28 @@ def _lines(run: FinishedRun, rows: Sequence[_Row], plain: Mapping[str, float], f
         f"warning, {'all quantizers' if len(names) == len(rows) > 1 else ', '.join(names)}: {warning}"
         for warning, names in told.items()
     ]
+    return lines
+
+
+def _ranking_lines(run: FinishedRun, rows: Sequence[_Row]) -> list[str]:
+    """The order of those that have one, and who is not in it."""
+    defined = [row for row in _ranked(rows) if not math.isnan(row.judged.indicator.r_q)]
+    lines = []
+    if len(defined) > 1:
+        lines.append(
+            f"most secure against membership inference first, by r_Q on {run.num_records} public records: "
+            f"{' > '.join(row.name for row in defined)}; one run's ranking is a weak one (docs/r_q_study.md)"
+        )
+    noise = [row.name for row in defined if row.judged.indicator.below_resolution]
+    if len(noise) > 1:
+        lines.append(f"below 1/(2n), so that noise alone orders them: {', '.join(noise)}")
+    missing: dict[str, list[str]] = {}
+    for row in rows:
+        if math.isnan(row.judged.indicator.r_q):
+            missing.setdefault(row.judged.indicator.statement, []).append(row.name)
+        if not row.judged.interval.is_given and not math.isnan(row.judged.indicator.r_q):
+            missing.setdefault(row.judged.interval.statement, []).append(row.name)
+    lines += [f"{', '.join(names)}: {why}" for why, names in missing.items()]
     return lines
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from fedveil.plugins import find, resolve
 from fedveil.strategies.hooks.finished_run import FinishedRun
-from fedveil.strategies.reasons import one_line
+from fedveil.strategies.hooks.reason import reason_of
 
 __all__ = ["hook_names", "hooks_after", "run_hooks"]
 
@@ -41,7 +41,7 @@ def hooks_after(names: Iterable[str], build: Callable[[], FinishedRun], say: Cal
     try:
         run = build()
     except Exception as error:  # data or files may have gone in any way: the results are on disk, and stay
-        say(f"the hooks {', '.join(names)} were not run, the run's results stay: {_reason(error)}")
+        say(f"the hooks {', '.join(names)} were not run, the run's results stay: {reason_of(error)}")
         return
     run_hooks(names, run)
 
@@ -61,11 +61,5 @@ def run_hooks(names: Iterable[str], run: FinishedRun) -> tuple[str, ...]:
         # a hook may fail in any way: the results are on disk, and stay
         except (Exception, SystemExit) as error:
             failed.append(name)
-            run.say(f"hook {name!r} failed, the run's other results stay: {_reason(error)}")
+            run.say(f"hook {name!r} failed, the run's other results stay: {reason_of(error)}")
     return tuple(failed)
-
-
-def _reason(error: BaseException) -> str:
-    """In one line; what is not meant for the user comes with its type."""
-    told = str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
-    return one_line(told or type(error).__name__)

@@ -74,6 +74,13 @@ def test_the_share_that_is_left_out_is_in_the_report_and_counts(tmp_path: Path):
     assert late.report["quantizers"]["int4"]["code-entropy-bits"] > 2
 
 
+def test_one_hook_cannot_change_what_the_next_one_is_given(tmp_path: Path):
+    run = Finished(tmp_path).run()
+    for arrays in (run.arrays, run.trajectory[0][1]):
+        with pytest.raises(ValueError, match="read-only"):
+            arrays["weight"][:] = 0
+
+
 def test_a_run_that_cannot_be_read_any_more_is_told_and_loses_nothing():
     said: list[str] = []
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedveil.artifacts import WriteFailed
-from fedveil.quantization import decode_quantized, name_of
+from fedveil.quantization import decode_quantized, name_of, quantize_model
 from fedveil.strategies.hooks.quantize import DEFAULT_SCHEMES, quantize, schemes_of
 
 _SCENE = runpy.run_path(str(Path(__file__).with_name("finished_scene.py")))
@@ -246,7 +246,7 @@ def test_one_distinct_candidate_leaves_r_q_undefined_and_the_files_written(tmp_p
     assert re.search(r"undefined +none +1$", row)
 
 
-def test_a_constant_difference_makes_r_q_infinite_and_undefined_ones_come_last(tmp_path: Path):
+def test_a_constant_difference_makes_r_q_infinite_and_undefined_ones_are_not_ranked(tmp_path: Path):
     (model,) = course(1)
     other = {name: -array for name, array in model.items()}
     finished = Finished(tmp_path, [other, model], quantizers="sign,int4")
@@ -261,7 +261,44 @@ def test_a_constant_difference_makes_r_q_infinite_and_undefined_ones_come_last(t
     report = finished.report
     assert report["quantizers"]["sign"]["r_q"] == "inf"
     assert report["quantizers"]["int4"]["r_q"] is None
-    assert report["ranking"] == ["sign", "int4"]
+    assert report["ranking"] == ["sign"]
+    assert not any(line.startswith("most secure") for line in finished.said)
+    assert any(line.startswith("int4: r_Q is undefined: ") for line in finished.said)
+
+
+def test_a_quantizer_that_fails_is_told_by_name_and_the_others_have_their_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    finished = Finished(tmp_path, quantizers="sign,int4,int8")
+    honest = quantize_model
+
+    def faulty(arrays: Any, scheme: Any, note: Any) -> Any:
+        if name_of(scheme) == "int4":
+            raise KeyError("who")
+        return honest(arrays, scheme, note)
+
+    monkeypatch.setattr("fedveil.strategies.hooks.quantize.quantize_model", faulty)
+    quantize(finished.run())
+    assert "quantizer int4 failed: KeyError: 'who'" in finished.said
+    assert sorted(finished.report["quantizers"]) == ["int8", "sign"]
+
+
+def test_large_models_are_judged_some_at_a_time_to_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole, parts = Finished(tmp_path / "whole"), Finished(tmp_path / "parts")
+    quantize(whole.run())
+    monkeypatch.setattr("fedveil.strategies.hooks.quantize._BYTES_AT_ONCE", 120)
+    monkeypatch.setattr("fedveil.strategies.hooks.configurations._WEIGHTS_AT_ONCE", 36)
+    seen: list[int] = []
+
+    def losses(candidates: dict[str, NDArray[np.float32]]) -> NDArray[np.float64]:
+        seen.append(len(candidates["weight"]))
+        return parts.losses(candidates)
+
+    quantize(parts.run(losses=losses))
+    assert max(seen) == 2
+    assert parts.report["quantizers"] == whole.report["quantizers"]
 
 
 # what it refuses, each in one sentence, with nothing of the run lost

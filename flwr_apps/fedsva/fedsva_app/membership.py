@@ -24,6 +24,7 @@ from fedveil.strategies import Fleet
 from fedveil.strategies.client_membership import STUDY, released_figures, study_figures
 from fedveil.strategies.hooks.configurations import late_models
 from fedveil.strategies.hooks.quantize import schemes_of
+from fedveil.strategies.hooks.reason import reason_of
 from fedveil.strategies.json_number import json_number
 from fedveil.strategies.leading_pairs import LeadingPairs
 from fedveil.strategies.loss_question import LossAnswers, ask_losses
@@ -138,8 +139,11 @@ def _leading(
             one = LeadingPairs.of(
                 scheme, arrays, trajectory, losses, last=last, most=config.candidates, pairs=_PAIRS
             )
-        except ValueError as error:  # what the public records or the model do not give
-            say(f"clients are not asked about {name_of(scheme)}: {error}")
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # also what a plugin's quantizer does: the run is not lost for it
+            say(f"clients are not asked about {name_of(scheme)}: {reason_of(error)}")
             continue
         leading.append(one)
     return leading

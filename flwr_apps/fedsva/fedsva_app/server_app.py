@@ -70,6 +70,8 @@ def main(grid: Grid, context: Context) -> None:
     planning.client_plans(config, problem.examples, problem.groups)
     resolve("strategy", config.strategy)
     code = assembly.code_of(config, CODE)
+    for hook in hook_names(config.hooks):
+        resolve("hook", hook)  # now, and not when all is trained
     announce(config, problem, seeded=streams.is_seeded, say=say)
     facts = run_facts(problem, streams, code)
     resumed = open_resumed(config) if config.resume else None

@@ -35,6 +35,7 @@ from fedveil.config.places import (
 )
 from fedveil.config.randomness import run_streams
 from fedveil.flower import is_simulation_grid
+from fedveil.plugins import resolve
 from fedveil.privacy import gaussian_epsilon
 from fedveil.strategies import MessageProgress, ModulatedOutcome, identify_nodes, range_round
 from fedveil.strategies.hooks import hook_names, hooks_after
@@ -68,6 +69,8 @@ def main(grid: Grid, context: Context) -> None:
     problem = load_regression(config)
     plans = variant_plans(config, problem, simulated=simulated)
     code = code_of_data(config, CODE)
+    for hook in hook_names(config.hooks):
+        resolve("hook", hook)  # now, and not when all is done
     announce(config, problem, plans, seeded=streams.is_seeded, say=say)
     resumed = open_resumed(config) if config.resume else None
     checkpoint = resumed.load_checkpoint() if resumed else None
