@@ -162,11 +162,19 @@ def quantized(folder: RunFolder) -> Table:
             str(facts["bytes"]),
             f"{whole['bytes'] / facts['bytes']:.1f}x",
             f"{facts['accuracy']:.3f}",
-            "undefined" if facts["r_q"] is None else f"{float(facts['r_q']):.4g}",
+            _shown(facts["r_q"], told["records"]),
             "none" if None in ends else f"{ends[0]:.3g} to {ends[1]:.3g}",
             str(facts["candidates"]),
         )
     return table
+
+
+def _shown(r_q: float | str | None, records: int) -> str:
+    """Below 1/(2n) it is noise."""
+    if r_q is None:
+        return "undefined"
+    least = 1 / (2 * records)
+    return f"< {least:.2g}" if float(r_q) < least else f"{float(r_q):.4g}"
 
 
 def epsilon(value: float) -> str:

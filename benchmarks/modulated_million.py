@@ -184,7 +184,8 @@ def through_flower(clients: int, features: int, threads: int) -> None:
             "comparators": '"none"',
             "threads-per-node": threads,
         }
-        command = ["fedveil", "run", "modulated", "--num-supernodes", "2", "--client-resources-num-cpus", "1"]
+        command = [sys.executable, "-m", "fedveil.cli", "run", "modulated", "--num-supernodes", "2"]
+        command += ["--client-resources-num-cpus", "1"]
         command += [
             "--output-dir",
             folder,
