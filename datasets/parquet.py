@@ -162,8 +162,9 @@ def open_parquet(path: Path) -> Source:
             _check_type(path, column, columns.field(column).type)
         first = 1
         try:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(_CHUNK, columns=list(dict.fromkeys(used))):
+            with pq.ParquetFile(path, pre_buffer=False) as file:
+                named = list(dict.fromkeys(used))
+                for batch in file.iter_batches(_CHUNK, columns=named, use_threads=False):
                     cells = {column: _texts(batch.column(column)) for column in used}
                     yield Block(cells, range(first, first + batch.num_rows))
                     first += batch.num_rows

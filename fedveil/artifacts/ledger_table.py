@@ -110,7 +110,9 @@ def table_from_bytes(data: bytes, source: object) -> pa.Table:
         If the file, called ``source`` in the message, is truncated or not parquet.
     """
     try:
-        return pq.read_table(pa.BufferReader(data))
+        # In this thread alone: Arrow's own threads can still be starting when a short process ends, which aborts it.
+        with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:
+            return file.read(use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise DamagedFile(
             f"{source} is truncated or not a parquet file ({error}): restore it or start anew."
