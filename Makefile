@@ -1,4 +1,5 @@
 # make demo: private training on real data, from nothing.  make test: lint, types, quick tests.  make e2e: the long matrix.
+# make deploy-test: real containers, built and run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
@@ -8,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test lint e2e clean
+.PHONY: demo test lint e2e deploy-test clean
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml
@@ -32,6 +33,9 @@ test: lint
 
 e2e: $(READY)
 	$(BIN)/python -m pytest -q -m e2e
+
+deploy-test: $(READY)
+	$(BIN)/python -m pytest -q -m deploy tests/deploy
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
