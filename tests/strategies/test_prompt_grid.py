@@ -1,0 +1,114 @@
+"""Replies are fetched as they come, and waiting ends by a clock that cannot be set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedveil.flower import Run, set_task_identity, stamp_message
+from fedveil.strategies import prompt_grid
+from fedveil.strategies.prompt_grid import PromptGrid
+
+
+class SlowGrid(Grid):
+    """A Grid on which the reply to the k-th message is there after ``after[k]`` seconds of the test's clock."""
+
+    def __init__(self, after: list[float]) -> None:
+        self.after, self.now, self.sent = after, 100.0, {}
+        self.looks: list[tuple[float, set[str]]] = []
+
+    def set_run(self, run: Run) -> None:
+        raise AssertionError("not part of a test")
+
+    @property
+    def run(self) -> Run:
+        return Run.create_empty(7)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("deprecated")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [3, 4]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for index, message in enumerate(messages):
+            stamp_message(message, run_id=1, message_id=f"m{index}", src_node_id=1)
+            self.sent[f"m{index}"] = message
+        return list(self.sent)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.looks.append((self.now, set(message_ids)))
+        there = [name for name in sorted(message_ids) if self.now - 100 >= self.after[int(name[1:])]]
+        return [Message(RecordDict({"a": ConfigRecord()}), reply_to=self.sent[name]) for name in there]
+
+    def send_and_receive(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        raise AssertionError("the Grid's own waiting is what is replaced")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a SlowGrid, whose clock alone passes when somebody sleeps."""
+
+    def make(after: list[float]) -> SlowGrid:
+        set_task_identity(1)
+        grid = SlowGrid(after)
+        monkeypatch.setattr(prompt_grid.time, "monotonic", lambda: grid.now)
+        monkeypatch.setattr(
+            prompt_grid.time, "sleep", lambda seconds: setattr(grid, "now", grid.now + seconds)
+        )
+        monkeypatch.setattr(prompt_grid.time, "time", lambda: pytest.fail("a date can be set"))
+        return grid
+
+    return make
+
+
+def messages(count: int) -> list[Message]:
+    return [
+        Message(RecordDict({"a": ConfigRecord()}), dst_node_id=node + 3, message_type="train")
+        for node in range(count)
+    ]
+
+
+def test_it_stops_at_the_first_look_at_which_every_reply_is_there(slow: Any) -> None:
+    grid = slow([0.0, 1.1])
+    replies = list(PromptGrid(grid, every=0.5).send_and_receive(messages(2), timeout=600))
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ["m0", "m1"]
+    assert grid.now == 101.5
+    assert [asked for _, asked in grid.looks] == [{"m0", "m1"}, {"m1"}, {"m1"}, {"m1"}]
+
+
+def test_what_came_until_the_timeout_is_given_and_nothing_is_waited_for_after_it(slow: Any) -> None:
+    grid = slow([0.2, 1e9])
+    replies = list(PromptGrid(grid, every=0.25).send_and_receive(messages(2), timeout=2))
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ["m0"]
+    assert grid.now == 102.0
+
+
+def test_a_timeout_of_none_waits_as_long_as_it_takes(slow: Any) -> None:
+    grid = slow([50_000.0])
+    assert len(list(PromptGrid(grid, every=1000).send_and_receive(messages(1)))) == 1
+
+
+def test_no_message_needs_no_look(slow: Any) -> None:
+    grid = slow([])
+    assert list(PromptGrid(grid).send_and_receive([], timeout=5)) == []
+    assert grid.looks == []
+
+
+def test_all_else_is_the_other_grids(slow: Any) -> None:
+    grid = slow([0.0])
+    prompt = PromptGrid(grid)
+    assert list(prompt.get_node_ids()) == [3, 4]
+    assert prompt.run.run_id == 7
+    identifiers = list(prompt.push_messages(messages(1)))
+    assert [reply.metadata.reply_to_message_id for reply in prompt.pull_messages(identifiers)] == identifiers
+
+
+@pytest.mark.parametrize("every", [0.0, -1.0, float("nan")])
+def test_looks_must_be_apart(slow: Any, every: float) -> None:
+    with pytest.raises(ValueError, match="every"):
+        PromptGrid(slow([]), every)
