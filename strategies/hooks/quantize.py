@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from fedveil.artifacts import WriteFailed
 from fedveil.plugins import find, installed, resolve
 from fedveil.quantization import (
     SCHEMES,
+    QuantizedModel,
     Scheme,
     encode_model,
     name_of,
@@ -25,7 +25,6 @@ from fedveil.quantization import (
 )
 from fedveil.strategies.client_membership import client_lines
 from fedveil.strategies.hooks.configurations import (
-    Judged,
     code_entropy,
     distinct_configurations,
     judge,
@@ -33,8 +32,8 @@ from fedveil.strategies.hooks.configurations import (
     stacked,
 )
 from fedveil.strategies.hooks.finished_run import FinishedRun
+from fedveil.strategies.hooks.quantizer_table import Row, order_of, table_lines, values_of
 from fedveil.strategies.hooks.reason import reason_of
-from fedveil.strategies.json_number import json_number
 
 __all__ = ["DEFAULT_SCHEMES", "quantize", "schemes_of"]
 
@@ -44,15 +43,15 @@ DEFAULT_SCHEMES = "sign,ternary-33,ternary-90,int2,int4,int8"
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
-    """One quantizer of the report."""
+class _Prepared:
+    """What is known of a quantizer before any forward pass."""
 
     name: str
-    size: int
+    model: QuantizedModel
+    data: bytes
     bits: float
     entropy: float
-    figures: Mapping[str, float]
-    judged: Judged
+    found: Sequence[tuple[int, QuantizedModel]]
 
 
 def schemes_of(text: str) -> tuple[Scheme, ...]:
@@ -116,7 +115,7 @@ def quantize(run: FinishedRun) -> None:
     plain = run.figures(run.arrays)
     document = _document(run, rows, plain, float_bytes)
     run.folder.add("rq.json", json.dumps(document, indent=1, allow_nan=False).encode())
-    for line in _lines(run, rows, plain, float_bytes):
+    for line in table_lines(rows, plain, float_bytes, run.num_records):
         run.say(line)
     for line in () if run.clients is None else client_lines(run.clients):
         run.say(line)
@@ -124,7 +123,7 @@ def quantize(run: FinishedRun) -> None:
 
 def _rows(
     run: FinishedRun, schemes: Sequence[Scheme], note: Mapping[str, Any], most: int, last: int
-) -> list[_Row]:
+) -> list[Row]:
     """A row for each quantizer; one that fails is told by name, and if all do the first says why."""
     failed: list[Exception] = []
 
@@ -138,42 +137,52 @@ def _rows(
             failed.append(error)
             return []
 
-    with ThreadPoolExecutor(1) as beside:  # syncing files and taking moments need not wait for forward passes
-        begun = [
-            (scheme, finish)
-            for scheme in schemes
-            for finish in attempt(scheme, partial(_begin, run, scheme, note, most, last, beside))
-        ]
+    # beside forward passes: preparing the next quantizer, syncing files, taking moments
+    with ThreadPoolExecutor(1) as beside:
+        begun: list[tuple[Scheme, Callable[[], Row]]] = []
+        coming = beside.submit(_prepare, run, note, last, schemes[0])
+        for place, scheme in enumerate(schemes):
+            ready = attempt(scheme, coming.result)
+            if place + 1 < len(schemes):  # one ahead, no more: each holds a model's candidates
+                coming = beside.submit(_prepare, run, note, last, schemes[place + 1])
+            for prepared in ready:
+                begun += [
+                    (scheme, finish)
+                    for finish in attempt(scheme, partial(_begin, run, prepared, most, beside))
+                ]
     rows = [row for scheme, finish in begun for row in attempt(scheme, finish)]
     if not rows:
         raise failed[0]
     return rows
 
 
-def _begin(
-    run: FinishedRun, scheme: Scheme, note: Mapping[str, Any], most: int, last: int, beside: Executor
-) -> Callable[[], _Row]:
-    """Do all of a row that needs a forward pass; what is given back waits for the rest, or raises what went wrong."""
-    name = name_of(scheme)
+def _prepare(run: FinishedRun, note: Mapping[str, Any], last: int, scheme: Scheme) -> _Prepared:
+    """The model in a quantizer, its file, and its distinct configurations along the run."""
     model = quantize_model(run.arrays, scheme, note)
     data = encode_model(model)
-    written = beside.submit(run.folder.add, f"quantized/{name.replace('/', '-')}.safetensors", data)
-    found = distinct_configurations(
-        model, last, late_models(run.trajectory, float(run.config["trajectory-skip"]))
-    )
-    models = [one for _, one in found]
+    late = late_models(run.trajectory, float(run.config["trajectory-skip"]))
+    found = distinct_configurations(model, last, late)
+    bits, entropy = theoretical_bits(run.arrays, scheme), code_entropy(model)
+    return _Prepared(name_of(scheme), model, data, bits, entropy, found)
+
+
+def _begin(run: FinishedRun, prepared: _Prepared, most: int, beside: Executor) -> Callable[[], Row]:
+    """Do all of a row that needs a forward pass; what is given back waits for the rest, or raises what went wrong."""
+    name, size, bits, entropy = prepared.name, len(prepared.data), prepared.bits, prepared.entropy
+    written = beside.submit(run.folder.add, f"quantized/{name.replace('/', '-')}.safetensors", prepared.data)
+    models = [one for _, one in prepared.found]
     # some at a time: all of a large model's candidates would not fit
     step = max(1, _BYTES_AT_ONCE // max(1, sum(array.nbytes for array in run.arrays.values())))
     losses = np.concatenate(
         [run.losses(stacked(models[start : start + step])) for start in range(0, len(models), step)], axis=1
     )
-    judged = beside.submit(judge, [server_round for server_round, _ in found], losses, most=most)
-    figures = run.figures(model.arrays())
+    rounds = [server_round for server_round, _ in prepared.found]
+    judged = beside.submit(judge, rounds, losses, most=most)
+    figures = run.figures(prepared.model.arrays())
 
-    def finish() -> _Row:
+    def finish() -> Row:
         written.result()
-        bits, entropy = theoretical_bits(run.arrays, scheme), code_entropy(model)
-        return _Row(name, len(data), bits, entropy, figures, judged.result())
+        return Row(name, size, bits, entropy, figures, judged.result())
 
     return finish
 
@@ -188,7 +197,7 @@ def _note(run: FinishedRun) -> dict[str, Any]:
 
 
 def _document(
-    run: FinishedRun, rows: Sequence[_Row], plain: Mapping[str, float], float_bytes: int
+    run: FinishedRun, rows: Sequence[Row], plain: Mapping[str, float], float_bytes: int
 ) -> dict[str, Any]:
     head = {
         "records": run.num_records,
@@ -202,12 +211,12 @@ def _document(
     if run.clients is not None:
         head["clients"] = {key: value for key, value in run.clients.items() if key != "quantizers"}
         answered = run.clients["quantizers"]
-    mine = {row.name: _values(row) for row in rows}
+    mine = {row.name: values_of(row) for row in rows}
     for name in mine.keys() & answered.keys():
         mine[name]["clients"] = answered[name]
     values = _earlier(run, head) | mine
     defined = [name for name in values if values[name]["r_q"] is not None]
-    ranking = sorted(defined, key=lambda name: -_order(values[name]["r_q"]))
+    ranking = sorted(defined, key=lambda name: -order_of(values[name]["r_q"]))
     return {**head, "ranking": ranking, "quantizers": values}
 
 
@@ -220,108 +229,7 @@ def _earlier(run: FinishedRun, head: Mapping[str, Any]) -> dict[str, Any]:
         found = json.loads(file.read_text("utf-8"))
         values: dict[str, Any] = found.pop("quantizers")
         for one in values.values():
-            _order(one["r_q"])
+            order_of(one["r_q"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not what a run writes ({error}): move it away.") from error
     return values if all(found.get(key) == value for key, value in head.items()) else {}
-
-
-def _order(r_q: float | str | None) -> float:
-    """r_Q as it is in JSON, as a number to sort by: undefined below all."""
-    return -1.0 if r_q is None else float(r_q)
-
-
-def _values(row: _Row) -> dict[str, Any]:
-    indicator, interval = row.judged.indicator, row.judged.interval
-    pair = None
-    if indicator.runner_up is not None:
-        pair = {
-            "best-round": row.judged.rounds[indicator.best],
-            "runner-up-round": row.judged.rounds[indicator.runner_up],
-            "gap": json_number(indicator.gap),
-            "deviation": json_number(indicator.deviation),
-        }
-    return {
-        "bytes": row.size,
-        "theoretical-bytes": row.bits / 8,
-        "code-entropy-bits": row.entropy,
-        **row.figures,
-        "r_q": json_number(indicator.r_q),
-        "low": json_number(interval.low),
-        "high": json_number(interval.high),
-        "level": interval.level,
-        "candidates": indicator.num_candidates,
-        "distinct": row.judged.num_distinct,
-        "pair": pair,
-        "statement": indicator.statement,
-        "interval": interval.statement,
-        "warnings": _warnings(row),
-    }
-
-
-def _ranked(rows: Sequence[_Row]) -> list[_Row]:
-    """Larger r_Q first; undefined ones last."""
-    return sorted(rows, key=lambda row: -_order(json_number(row.judged.indicator.r_q)))
-
-
-def _lines(run: FinishedRun, rows: Sequence[_Row], plain: Mapping[str, float], float_bytes: int) -> list[str]:
-    shown = next(iter(plain))
-    width = max(len("quantizer"), *(len(row.name) for row in rows))
-    lines = [
-        f"{'quantizer':<{width}}  {'bytes':>9}  {'smaller':>7}  {'code-bits':>9}  {shown:>8}  {'r_Q':>10}  "
-        f"{'95 % interval':>22}  candidates",
-        f"{'float32':<{width}}  {float_bytes:>9}  {1.0:>6.1f}x  {'':>9}  {plain[shown]:>8.4f}",
-    ]
-    for row in _ranked(rows):
-        indicator, interval = row.judged.indicator, row.judged.interval
-        ends = f"{interval.low:.3g} to {interval.high:.3g}" if interval.is_given else "none"
-        lines.append(
-            f"{row.name:<{width}}  {row.size:>9}  {float_bytes / row.size:>6.1f}x  {row.entropy:>9.2f}  "
-            f"{row.figures[shown]:>8.4f}  {_told(row):>10}  {ends:>22}  {indicator.num_candidates}"
-        )
-    lines += _ranking_lines(run, rows)
-    told: dict[str, list[str]] = {}
-    for row in rows:
-        for warning in _warnings(row):
-            told.setdefault(warning, []).append(row.name)
-    lines += [
-        f"warning, {'all quantizers' if len(names) == len(rows) > 1 else ', '.join(names)}: {warning}"
-        for warning, names in told.items()
-    ]
-    return lines
-
-
-def _ranking_lines(run: FinishedRun, rows: Sequence[_Row]) -> list[str]:
-    """The order of those that have one, and who is not in it."""
-    defined = [row for row in _ranked(rows) if not math.isnan(row.judged.indicator.r_q)]
-    lines = []
-    if len(defined) > 1:
-        lines.append(
-            f"most secure against membership inference first, by r_Q on {run.num_records} public records: "
-            f"{' > '.join(row.name for row in defined)}; one run's ranking is a weak one (docs/r_q_study.md)"
-        )
-    noise = [row.name for row in defined if row.judged.indicator.below_resolution]
-    if len(noise) > 1:
-        lines.append(f"below 1/(2n), so that noise alone orders them: {', '.join(noise)}")
-    missing: dict[str, list[str]] = {}
-    for row in rows:
-        if math.isnan(row.judged.indicator.r_q):
-            missing.setdefault(row.judged.indicator.statement, []).append(row.name)
-        if not row.judged.interval.is_given and not math.isnan(row.judged.indicator.r_q):
-            missing.setdefault(row.judged.interval.statement, []).append(row.name)
-    lines += [f"{', '.join(names)}: {why}" for why, names in missing.items()]
-    return lines
-
-
-def _warnings(row: _Row) -> list[str]:
-    own = row.judged.warning
-    return [*row.judged.indicator.warnings, *([own] if own else [])]
-
-
-def _told(row: _Row) -> str:
-    indicator = row.judged.indicator
-    if math.isnan(indicator.r_q):
-        return "undefined"
-    if indicator.below_resolution:
-        return f"< {indicator.resolution:.2g}"
-    return f"{indicator.r_q:.4g}"

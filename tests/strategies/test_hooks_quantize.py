@@ -8,6 +8,7 @@ import runpy
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,32 @@ def test_a_quantizer_that_fails_is_told_by_name_and_the_others_have_their_result
     quantize(finished.run())
     assert "quantizer int4 failed: KeyError: 'who'" in finished.said
     assert sorted(finished.report["quantizers"]) == ["int8", "sign"]
+
+
+def test_one_quantizer_is_prepared_while_forward_passes_of_the_one_before_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One, and no more: each holds all of a model's candidates."""
+    names = ["sign", "int2", "int4", "int8"]
+    finished = Finished(tmp_path, quantizers=",".join(names))
+    reached = {name: Event() for name in names}
+    asked: list[int] = []
+
+    def prepared(arrays: Any, scheme: Any, note: Any) -> Any:
+        reached[name_of(scheme)].set()
+        return quantize_model(arrays, scheme, note)
+
+    def losses(candidates: dict[str, NDArray[np.float32]]) -> NDArray[np.float64]:
+        asked.append(len(candidates["weight"]))
+        for name in names[: len(asked) + 1]:
+            assert reached[name].wait(60), f"{name} is not prepared while that before it is judged"
+        assert not any(reached[name].is_set() for name in names[len(asked) + 1 :])
+        return finished.losses(candidates)
+
+    monkeypatch.setattr("fedveil.strategies.hooks.quantize.quantize_model", prepared)
+    quantize(finished.run(losses=losses))
+    assert len(asked) == len(names)
+    assert list(finished.report["quantizers"]) == names
 
 
 def test_large_models_are_judged_some_at_a_time_to_the_same_figures(
