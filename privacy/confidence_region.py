@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import eigh, eigvalsh
 from scipy.special import chdtri
 
 from fedveil.privacy.directions import real_array
@@ -125,6 +124,8 @@ def _is_bounded(
     Sigma S^-1 Sigma against S proves a bound, close to sharp where noise rules; its vector may refute one.
     """
     count, sigma = equations.count, equations.covariance
+    from scipy.linalg import eigh  # here, for nodes invert no region and start a process for every message
+
     without_labels = replace(
         equations, cross=np.zeros_like(equations.cross), label_square=0.0, label_scale=None
     )
@@ -149,6 +150,8 @@ def _is_bounded(
 
 def _noise(equations: NormalEquations) -> tuple[NDArray[np.float64], float]:
     """N, the mean over messages of M/c^2, and the least kappa with every M/c^2 <= kappa N (inf when unknown)."""
+    from scipy.linalg import eigvalsh
+
     square, slopes = equations.scale**2, slice(0, equations.num_features)
     noise = np.zeros_like(equations.covariance)
     for one in equations.corrections:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import astuple, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedveil.artifacts.ledger_table import SCHEMA, ledger_table, releases_of
+from fedveil.artifacts.ledger_table import ledger_schema, ledger_table, releases_of
 from fedveil.privacy import CohortRelease
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["cohort_table", "cohorts_of"]
 
@@ -30,6 +33,8 @@ def cohort_table(cohorts: Iterable[CohortRelease], assumed: Iterable[CohortRelea
     pyarrow Table
         The columns and the rows of :func:`fedveil.artifacts.ledger_table`, whatever order the cohorts are in.
     """
+    import pyarrow as pa
+
     sourced = [
         (cohort, source) for source, given in (("reply", cohorts), ("assumed", assumed)) for cohort in given
     ]
@@ -48,7 +53,7 @@ def cohort_table(cohorts: Iterable[CohortRelease], assumed: Iterable[CohortRelea
     rounds = np.repeat(np.array([cohort.release.round for cohort, _ in sourced], dtype=np.int64), counts)
     order = np.lexsort((kind, clients, rounds))
     table = kinds.take(pa.array(kind[order]))
-    return table.set_column(0, SCHEMA.field("client"), pa.array(clients[order])).combine_chunks()
+    return table.set_column(0, ledger_schema().field("client"), pa.array(clients[order])).combine_chunks()
 
 
 def cohorts_of(table: pa.Table) -> tuple[tuple[CohortRelease, ...], tuple[CohortRelease, ...]]:
@@ -62,11 +67,11 @@ def cohorts_of(table: pa.Table) -> tuple[tuple[CohortRelease, ...], tuple[Cohort
     DamagedFile
         If the columns are not those of a ledger, or a row is not a valid release.
     """
-    if table.num_rows == 0 or table.schema.names != SCHEMA.names:
+    if table.num_rows == 0 or table.schema.names != ledger_schema().names:
         releases_of(table)  # says what is wrong
         return (), ()
     kind = np.zeros(table.num_rows, dtype=np.int64)
-    for name in SCHEMA.names[1:]:
+    for name in ledger_schema().names[1:]:
         codes = (
             table[name]
             .combine_chunks()

@@ -1,38 +1,55 @@
-"""Releases as a table: the columns of ledger.parquet, and bytes that depend on the rows alone."""
+"""Releases as a table: the columns of ledger.parquet, and bytes that depend on the rows alone.
+
+pyarrow is imported where a table is made or read: a node that keeps a ledger starts a process for every message, and
+has no table.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from fedveil.artifacts.arrays_file import DamagedFile
 from fedveil.privacy import Release
 
-__all__ = ["SCHEMA", "ledger_table", "releases_of", "sorted_ledger", "table_bytes", "table_from_bytes"]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-SCHEMA = pa.schema(
-    [
-        ("client", pa.int64()),
-        ("round", pa.int64()),
-        ("step", pa.int64()),
-        ("release", pa.string()),
-        ("relation", pa.string()),
-        ("sensitivity", pa.float64()),
-        ("sigma", pa.float64()),
-        ("mu", pa.float64()),
-        ("chosen", pa.string()),
-        ("sampling_rate", pa.float64()),
-        ("source", pa.string()),
-    ]
-)
-"""Columns of the ledger. ``mu`` is null where records were sampled: such a row has no mu of its own.
+__all__ = [
+    "ledger_schema",
+    "ledger_table",
+    "releases_of",
+    "sorted_ledger",
+    "table_bytes",
+    "table_from_bytes",
+]
 
-``source`` is "reply" for a row that arrived with a client's reply and "assumed" for one that the server wrote
-because no valid reply came, so that the release may have left the client all the same.
-"""
+
+@cache
+def ledger_schema() -> pa.Schema:
+    """Columns of the ledger. ``mu`` is null where records were sampled: such a row has no mu of its own.
+
+    ``source`` is "reply" for a row that arrived with a client's reply and "assumed" for one that the server wrote
+    because no valid reply came, so that the release may have left the client all the same.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("client", pa.int64()),
+            ("round", pa.int64()),
+            ("step", pa.int64()),
+            ("release", pa.string()),
+            ("relation", pa.string()),
+            ("sensitivity", pa.float64()),
+            ("sigma", pa.float64()),
+            ("mu", pa.float64()),
+            ("chosen", pa.string()),
+            ("sampling_rate", pa.float64()),
+            ("source", pa.string()),
+        ]
+    )
 
 
 def ledger_table(releases: Iterable[Release], assumed: Iterable[Release] = ()) -> pa.Table:
@@ -45,6 +62,8 @@ def ledger_table(releases: Iterable[Release], assumed: Iterable[Release] = ()) -
     assumed : iterable of Release
         Rows of clients that gave no valid reply.
     """
+    import pyarrow as pa
+
     sourced = [(row, "reply") for row in releases] + [(row, "assumed") for row in assumed]
     rows = [row for row, _ in sourced]
     columns = {
@@ -60,14 +79,14 @@ def ledger_table(releases: Iterable[Release], assumed: Iterable[Release] = ()) -
         "sampling_rate": [row.sampling_rate for row in rows],
         "source": [source for _, source in sourced],
     }
-    return pa.table(columns, schema=SCHEMA)
+    return pa.table(columns, schema=ledger_schema())
 
 
 def sorted_ledger(table: pa.Table) -> pa.Table:
     """Sort rows by round, client, step and the rest: the result does not depend on the order of replies."""
     # every column is a key, so rows that tie are identical
     first = ["round", "client", "step", "release", "relation", "source"]
-    keys = first + [name for name in SCHEMA.names if name not in first]
+    keys = first + [name for name in ledger_schema().names if name not in first]
     return table.sort_by([(key, "ascending") for key in keys])
 
 
@@ -79,9 +98,10 @@ def releases_of(table: pa.Table) -> tuple[tuple[Release, ...], tuple[Release, ..
     DamagedFile
         If the columns are not those of a ledger, or a row is not a valid release.
     """
-    if table.schema.names != SCHEMA.names:
+    names = ledger_schema().names
+    if table.schema.names != names:
         raise DamagedFile(
-            f"a ledger has the columns {', '.join(SCHEMA.names)}; got {', '.join(table.schema.names)}."
+            f"a ledger has the columns {', '.join(names)}; got {', '.join(table.schema.names)}."
         )
     fields: dict[str, list[Any]] = table.drop_columns(["mu"]).rename_columns({"release": "name"}).to_pydict()
     sources = fields.pop("source")
@@ -96,6 +116,9 @@ def releases_of(table: pa.Table) -> tuple[tuple[Release, ...], tuple[Release, ..
 
 def table_bytes(table: pa.Table) -> bytes:
     """Write a table as a parquet file; equal rows give equal bytes with one version of pyarrow."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=1 << 17)
     return bytes(sink.getvalue().to_pybytes())
@@ -109,6 +132,9 @@ def table_from_bytes(data: bytes, source: object) -> pa.Table:
     DamagedFile
         If the file, called ``source`` in the message, is truncated or not parquet.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         # In this thread alone: Arrow's own threads can still be starting when a short process ends, which aborts it.
         with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["metrics_table"]
 
@@ -25,12 +28,16 @@ def metrics_table(rounds: Sequence[Mapping[str, Metric]]) -> pa.Table:
     ValueError
         If a metric mixes numbers with text, or has a value that is neither.
     """
+    import pyarrow as pa
+
     names = list(dict.fromkeys(name for row in rounds for name in row))
     columns = {name: _column(name, [row.get(name) for row in rounds]) for name in names}
     return pa.table(columns)
 
 
 def _column(name: str, values: list[Metric]) -> pa.Array:
+    import pyarrow as pa
+
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     found = {_type(value) for value in plain} - {pa.null()}
     if found == {pa.int64(), pa.float64()}:
@@ -43,6 +50,8 @@ def _column(name: str, values: list[Metric]) -> pa.Array:
 
 
 def _type(value: object) -> pa.DataType | None:
+    import pyarrow as pa
+
     if value is None:
         return pa.null()
     # bool first: it is an int too
