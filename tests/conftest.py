@@ -7,10 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from fedveil.plugins import GROUPS
 
 Package = Callable[..., Path]
+
+# a machine that is busy is no error of what is tested
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -12,13 +12,14 @@ from fedveil.artifacts.ledger_table import (
     table_bytes,
     table_from_bytes,
 )
-from fedveil.artifacts.node_ledger import NodeLedger, Past, ReplayMismatch
+from fedveil.artifacts.node_ledger import LifetimeExceeded, NodeLedger, Past, ReplayMismatch
 from fedveil.artifacts.run_folder import RunFolder, RunFolderError
 
 __all__ = [
     "Checkpoint",
     "ConfigMismatch",
     "DamagedFile",
+    "LifetimeExceeded",
     "NodeLedger",
     "Past",
     "ReplayMismatch",

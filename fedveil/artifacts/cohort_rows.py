@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +25,7 @@ from fedveil.artifacts.client_rows import ReplayMismatch, round_up
 from fedveil.client_mask import pack_clients, unpack_clients
 from fedveil.privacy import CohortRelease, PrivacyFilter, Relation, Release, squared_mu
 
-__all__ = ["Sent", "add", "affordable", "earlier", "spent_of", "unsent"]
+__all__ = ["Alike", "Sent", "add", "affordable", "alike", "alike_of", "earlier", "spent_of", "unsent"]
 
 _ROW = "round, digests, step, name, relation, sensitivity, sigma, chosen, sampling_rate, clients"
 _LARGEST_CLIENT = 2**40
@@ -71,18 +75,70 @@ class Sent:
         return dict(zip(starts, np.split(self.cohort.clients, places), strict=True)) if starts else {}
 
 
-def earlier(database: sqlite3.Connection, run: str | None = None) -> list[Sent]:
-    """Messages of one run or all runs, by run, round and attempt.
+class Alike(NamedTuple):
+    """Messages that the same clients sent with the same noise: a row of the kind, who sent it, and how often."""
+
+    release: Release
+    clients: NDArray[np.int64]
+    times: int = 1
+
+
+def alike_of(sent: Iterable[Sent], except_round: int | None) -> Iterator[Alike]:
+    """What messages count for in budgets, but for those of one round."""
+    for one in sent:
+        if one.round != except_round:
+            row = one.cohort.release
+            terms = (row.relation, row.sensitivity, row.sigma, row.chosen, row.sampling_rate)
+            yield Alike(_kind(*terms), one.cohort.clients)
+
+
+def alike(database: sqlite3.Connection, run: str, except_round: int | None = None) -> Iterator[Alike]:
+    """What the messages of a run count for in budgets, one row in memory at a time.
+
+    Parameters
+    ----------
+    except_round : int, optional
+        Leave this round out: in a seeded run that replays a round, its own rows are no past.
 
     Raises
     ------
     DamagedFile
         If a row is none.
     """
-    query = f"SELECT {_ROW} FROM cohorts WHERE (?1 IS NULL OR run = ?1) ORDER BY run, round, attempt"
-    rows = database.execute(query, (run,)).fetchall()
+    query = """SELECT relation, sensitivity, sigma, chosen, sampling_rate, clients FROM cohorts
+               WHERE run = ?1 AND (?2 IS NULL OR round <> ?2) ORDER BY round, attempt"""
+    # who takes part in every round has equal rows one after another: they are read once
+    with _damage_named(database):
+        for (*terms, packed), rows in groupby(database.execute(query, (run, except_round))):
+            yield Alike(_kind(*terms), unpack_clients(packed, _LARGEST_CLIENT), sum(1 for _ in rows))
+
+
+def earlier(database: sqlite3.Connection, run: str | None = None, round: int | None = None) -> list[Sent]:
+    """Messages of one run or all runs, of one round or all rounds, by run, round and attempt.
+
+    Raises
+    ------
+    DamagedFile
+        If a row is none.
+    """
+    query = f"""SELECT {_ROW} FROM cohorts WHERE (?1 IS NULL OR run = ?1) AND (?2 IS NULL OR round = ?2)
+                ORDER BY run, round, attempt"""
+    if run is not None and round is not None:  # by the key, and not through all rows
+        query = f"SELECT {_ROW} FROM cohorts WHERE run = ?1 AND round = ?2 ORDER BY attempt"
+    with _damage_named(database):
+        return [_sent(row) for row in database.execute(query, (run, round))]
+
+
+@lru_cache(maxsize=4096)  # most messages of a run are of one kind
+def _kind(relation: Relation, sensitivity: float, sigma: float, chosen: Any, sampling_rate: float) -> Release:
+    """A row that stands for all of its kind, whose mu is the same."""
+    return Release(-1, 0, 0, "any", relation, sensitivity, sigma, chosen, sampling_rate)
+
+
+@contextmanager
+def _damage_named(database: sqlite3.Connection) -> Iterator[None]:
     try:
-        return [_sent(row) for row in rows]
+        yield
     except ValueError as error:
         path = database.execute("PRAGMA database_list").fetchone()[2]
         raise DamagedFile(f"{path} has a cohort's row that cannot be read ({error}): restore it.") from error
@@ -133,9 +189,7 @@ def unsent(run: str, sent: Sent, before: Iterable[Sent]) -> Sent:
     return Sent({start: sent.digests[start] for start in new}, CohortRelease(release, clients))
 
 
-def spent_of(
-    clients: NDArray[np.int64], relation: Relation, before: Iterable[Sent], *, except_round: int | None = None
-) -> NDArray[np.float64]:
+def spent_of(clients: NDArray[np.int64], relation: Relation, before: Iterable[Alike]) -> NDArray[np.float64]:
     """Sum of mu^2 of each client under a relation, exact and rounded up; infinite where some release bounds nothing.
 
     Parameters
@@ -143,24 +197,18 @@ def spent_of(
     clients : int64 array (k,)
         Strictly increasing.
     relation : {"record", "attribute", "client"}
-    before : iterable of Sent
-    except_round : int, optional
-        Leave this round out: in a seeded run that replays a round, its own rows are no past.
+    before : iterable of Alike
 
     Returns
     -------
     float64 array (k,)
     """
-    history, sums = _histories(clients, relation, before, except_round)
+    history, sums = _histories(_counts(clients, before), clients.size, relation)
     return sums[history]
 
 
 def affordable(
-    cohort: CohortRelease,
-    budget: Mapping[Relation, float],
-    before: Iterable[Sent],
-    *,
-    except_round: int | None = None,
+    cohort: CohortRelease, budget: Mapping[Relation, float], before: Iterable[Alike]
 ) -> NDArray[np.bool_]:
     """Which clients of a cohort can make the release without passing their budget mu_B under any relation.
 
@@ -169,10 +217,10 @@ def affordable(
     bool array (k,)
         In the order of the cohort's clients.
     """
-    before = tuple(before)
+    counts = _counts(cohort.clients, before)
     allowed = np.ones(cohort.count, dtype=bool)
     for relation, mu in budget.items():
-        history, sums = _histories(cohort.clients, relation, before, except_round)
+        history, sums = _histories(counts, cohort.count, relation)
         verdicts = [
             math.isfinite(spent) and PrivacyFilter({relation: mu}, {relation: spent}).admits([cohort.release])
             for spent in sums.tolist()
@@ -181,20 +229,32 @@ def affordable(
     return allowed
 
 
+def _counts(clients: NDArray[np.int64], before: Iterable[Alike]) -> dict[Release, NDArray[np.int64]]:
+    """How often each client made each kind of release."""
+    if not clients.size:
+        return {}
+    first, last = int(clients[0]), int(clients[-1])
+    tables: defaultdict[Release, NDArray[np.int64]] = defaultdict(
+        lambda: np.zeros(last - first + 1, dtype=np.int64)
+    )
+    for release, members, times in before:
+        low, high = np.searchsorted(members, first), np.searchsorted(members, last, side="right")
+        tables[release][members[low:high] - first] += times
+    return {release: table[clients - first] for release, table in tables.items()}
+
+
 def _histories(
-    clients: NDArray[np.int64], relation: Relation, before: Iterable[Sent], except_round: int | None
+    counts: Mapping[Release, NDArray[np.int64]], size: int, relation: Relation
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Group clients that released each kind equally often: their group, and the sum of mu^2 of each group."""
     times: dict[float, NDArray[np.int64]] = {}
-    for sent in before:
-        if sent.round != except_round:
-            square = squared_mu([sent.cohort.release], relation)
-            counts = times.setdefault(square, np.zeros(clients.size, dtype=np.int64))
-            counts += _is_in(clients, sent.cohort.clients)
-    history, groups = np.zeros(clients.size, dtype=np.int64), list[dict[float, int]]([{}])
-    for square, counts in times.items():
-        radix = int(counts.max(initial=0)) + 1
-        joined = history * radix + counts
+    for release, made in counts.items():
+        square = squared_mu([release], relation)
+        times[square] = times[square] + made if square in times else made
+    history, groups = np.zeros(size, dtype=np.int64), list[dict[float, int]]([{}])
+    for square, made in times.items():
+        radix = int(made.max(initial=0)) + 1
+        joined = history * radix + made
         # counted and not sorted: a million clients have few different histories
         present = np.flatnonzero(np.bincount(joined, minlength=1))
         groups = [{**groups[code // radix], square: int(code % radix)} for code in present]

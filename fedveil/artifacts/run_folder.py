@@ -10,16 +10,14 @@ import shutil
 import tomllib
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedveil.artifacts.arrays_file import DamagedFile, decode_arrays, encode_arrays
+from fedveil.artifacts.arrays_file import decode_arrays, encode_arrays
 from fedveil.artifacts.atomic import (
     remove_leftovers,
     sync_folder,
@@ -27,26 +25,26 @@ from fedveil.artifacts.atomic import (
     write_failures_named,
     write_text,
 )
-from fedveil.artifacts.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from fedveil.artifacts.checkpoint import Checkpoint, CheckpointEncoder, decode_checkpoint
 from fedveil.artifacts.config_file import format_config, parse_config
 from fedveil.artifacts.ledger_table import ledger_table, sorted_ledger, table_bytes
 from fedveil.artifacts.metrics_table import metrics_table
+from fedveil.artifacts.readable import RunFolderError, read_file
+from fedveil.artifacts.trajectory import keep_model, kept_models
 from fedveil.artifacts.writer_lock import acquire
 from fedveil.privacy import Ledger, Release
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Checkpoint", "RunFolder", "RunFolderError"]
 
 CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parquet", "model.safetensors"
 TRAJECTORY = "trajectory"
 CHECKPOINT = Path("checkpoint") / "last.safetensors"
-_TRAJECTORY_BYTES = 1 << 29
 _DOCUMENTS = ("node-ledger.sqlite", "contributions.json", "estimate.json", "membership.json")
 _LOCK = Path("checkpoint") / "lock"
 _SECRETS = Path("checkpoint") / "secrets.toml"
-
-
-class RunFolderError(ValueError):
-    """A folder cannot be used: it is missing, not a run's, finished, in use, or its settings are broken."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,9 @@ class RunFolder:
     """
 
     path: Path
+    _encoder: CheckpointEncoder = field(
+        default_factory=CheckpointEncoder, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def create(
@@ -173,7 +174,7 @@ class RunFolder:
         if not file.exists():
             return {}
         try:
-            return parse_config(self._read(file).decode())
+            return parse_config(read_file(file).decode())
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RunFolderError(
                 f"{file} cannot be read ({error}): give the secret settings again."
@@ -190,7 +191,7 @@ class RunFolder:
             If the system refuses; the old checkpoint stays.
         """
         self._refuse_finished()
-        write_bytes(self.path / CHECKPOINT, encode_checkpoint(checkpoint))
+        write_bytes(self.path / CHECKPOINT, self._encoder.encode(checkpoint))
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Read the last checkpoint, or None if no round was finished.
@@ -203,7 +204,7 @@ class RunFolder:
             If the system cannot read it.
         """
         file = self.path / CHECKPOINT
-        data = self._read(file) if file.exists() else None
+        data = read_file(file) if file.exists() else None
         return None if data is None else decode_checkpoint(data, file)
 
     def finish(
@@ -246,6 +247,8 @@ class RunFolder:
             If the system refuses; the run stays unfinished and can be resumed.
         """
         self._refuse_finished()
+        import pyarrow as pa  # here, for nodes write no run's folder
+
         if not isinstance(ledger, pa.Table):
             rows = ledger.releases if isinstance(ledger, Ledger) else ledger
             ledger = sorted_ledger(ledger_table(rows, assumed))
@@ -293,17 +296,7 @@ class RunFolder:
             If the system refuses.
         """
         self._refuse_finished()
-        place = self.path / TRAJECTORY
-        with write_failures_named(place):
-            place.mkdir(exist_ok=True)
-            write_bytes(
-                place / f"round-{round:06d}.safetensors", encode_arrays(arrays, {"round": int(round)})
-            )
-            # whoever looks at a trajectory holds all of it in memory, and more than once
-            size = max(1, sum(np.asarray(array).nbytes for array in arrays.values()))
-            kept = min(keep, max(2, _TRAJECTORY_BYTES // size))
-            for old in sorted(place.glob("round-*.safetensors"))[:-kept]:
-                old.unlink(missing_ok=True)
+        keep_model(self.path / TRAJECTORY, round, arrays, keep=keep)
 
     def load_trajectory(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
         """Read the models after rounds that were kept, in the order of the rounds; none where none was.
@@ -315,18 +308,7 @@ class RunFolder:
         RunFolderError
             If the system cannot read one.
         """
-        found = []
-        for file in sorted((self.path / TRAJECTORY).glob("round-*.safetensors")):
-            arrays, note = decode_arrays(self._read(file), file)
-            if (
-                not isinstance(note.get("round"), int)
-                or file.name != f"round-{note['round']:06d}.safetensors"
-            ):
-                raise DamagedFile(
-                    f"{file} is not the model after the round that it is named for: restore it."
-                )
-            found.append((int(note["round"]), arrays))
-        return found
+        return kept_models(self.path / TRAJECTORY)
 
     def add(self, name: str, data: bytes) -> Path:
         """Write a further result, atomically, beside those of a finished run; an earlier one is replaced.
@@ -368,7 +350,7 @@ class RunFolder:
         if not file.exists():
             return None
         try:
-            found: dict[str, Any] = json.loads(self._read(file))
+            found: dict[str, Any] = json.loads(read_file(file))
         except ValueError as error:
             raise RunFolderError(f"{file} is not what a run writes ({error}): move it away.") from error
         return found
@@ -383,7 +365,7 @@ class RunFolder:
         RunFolderError
             If the run is not finished.
         """
-        return decode_arrays(self._read(self.path / MODEL), self.path / MODEL)
+        return decode_arrays(read_file(self.path / MODEL), self.path / MODEL)
 
     def _refuse_finished(self) -> None:
         if self.is_finished:
@@ -398,12 +380,6 @@ class RunFolder:
             )
         weakref.finalize(self, os.close, descriptor)
         return self
-
-    def _read(self, file: Path) -> bytes:
-        try:
-            return file.read_bytes()
-        except OSError as error:
-            raise RunFolderError(f"{file} cannot be read ({error.strerror}).") from error
 
 
 def _write_secrets(file: Path, secrets: Mapping[str, Any]) -> None:

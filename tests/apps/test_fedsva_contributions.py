@@ -126,7 +126,9 @@ def test_what_was_released_is_explained_line_by_line(released: Any):
     assert "released once from round 3 on (shapley), for 50 % of the mu^2 budget" in released.output
     for client, told in released.contributions["clients"].items():
         (line,) = re.findall(rf"client {client} released its contribution: (.*)", released.output)
-        assert f"phi private {told['shapley']['private']:.3f}, others {told['shapley']['others']:.3f}" in line
+        assert (
+            f"phi private {told['shapley']['private']:z.3f}, others {told['shapley']['others']:z.3f}" in line
+        )
         assert f"(each +- {told['deviation']:.3f}, the noise of its release, on 40 records)" in line
         assert (
             f"R {told['contribution']:.3f}; rule contribution: C_p {told['attribute-clip-norm']:.4g}, "
@@ -168,7 +170,7 @@ def test_utilities_that_are_released_are_shown_and_add_up(fedsva: Callable[..., 
         assert sum(told["shapley"].values()) == pytest.approx(utilities["all"] - utilities["none"], abs=1e-12)
         own = (utilities["private"] - utilities["none"] + utilities["all"] - utilities["others"]) / 2
         assert told["shapley"]["private"] == pytest.approx(own, abs=1e-12)
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in utilities.items())
+        shown = ", ".join(f"{name} {value:z.3f}" for name, value in utilities.items())
         assert f"client {client} released its contribution: utilities {shown}; phi private" in run.output
 
 
