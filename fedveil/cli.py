@@ -199,6 +199,25 @@ def load(
 
 
 @cli.command()
+def policy(
+    file: Annotated[
+        str | None,
+        typer.Option(help="A policy file; else the node's, $FEDVEIL_POLICY or policy.toml in $FEDVEIL_HOME."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say nothing of what has been spent; exit status 2 if unusable.")
+    ] = False,
+) -> None:
+    """Explain this node's policy, and what its records have spent over all runs."""
+    from fedveil.run.policy import explain_policy
+
+    try:
+        explain_policy(file, say=print, check=check)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+
+
+@cli.command()
 def doctor() -> None:
     """Check this installation; the exit status is 0 only when all is well."""
     from fedveil.run.doctor import examine

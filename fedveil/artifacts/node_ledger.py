@@ -11,15 +11,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.artifacts import client_rows, cohort_rows
+from fedveil.artifacts import client_rows, cohort_rows, lifetime
 from fedveil.artifacts.atomic import sync_folder, write_failures_named
 from fedveil.artifacts.client_rows import Past, ReplayMismatch
 from fedveil.artifacts.cohort_rows import Sent
+from fedveil.artifacts.lifetime import LifetimeExceeded, Square
 from fedveil.artifacts.node_tables import make_tables
 from fedveil.artifacts.sqlite_file import connected, transaction
 from fedveil.privacy import BudgetExceeded, CohortRelease, Relation, Release
+from fedveil.privacy.domain import positive
 
-__all__ = ["NodeLedger", "Past", "ReplayMismatch"]
+__all__ = ["LifetimeExceeded", "NodeLedger", "Past", "ReplayMismatch"]
 
 
 class NodeLedger:
@@ -33,6 +35,9 @@ class NodeLedger:
     ----------
     path : Path or str
         The file; made with its folder if missing.
+    limits : mapping of Relation to float
+        mu_B that the releases of ALL runs together keep for every record, under each relation that the node's owner
+        limits; see :mod:`fedveil.artifacts.lifetime`. It is asked for inside every transaction that adds rows.
 
     Raises
     ------
@@ -42,8 +47,9 @@ class NodeLedger:
         If the system refuses.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, limits: Mapping[Relation, float] | None = None) -> None:
         self.path = Path(path).absolute()
+        self.limits = {relation: positive("limit mu", mu) for relation, mu in (limits or {}).items()}
         with write_failures_named(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # never open and close one that exists: that drops the locks which SQLite holds in this process
@@ -86,7 +92,8 @@ class NodeLedger:
             If ``replay`` and a client's round was recorded with another digest or other rows; nothing is
             added.
         BudgetExceeded
-            If ``admit`` says no; nothing is added, and the messages must not leave.
+            If ``admit`` says no, or all runs together pass a limit of this node (:class:`LifetimeExceeded`); nothing is
+            added, and the messages must not leave.
         ValueError
             If a client has no digest, rows of several rounds, or the same row twice; or the run has cohorts' rows.
         WriteFailed
@@ -112,6 +119,8 @@ class NodeLedger:
                         "seeded run must repeat itself to the bit: restore its settings, data and library "
                         "versions, or start a new run."
                     )
+            if messages:
+                lifetime.refuse_excess(database, self.limits, f"this message of run {run!r}")
 
     def record_cohort(
         self,
@@ -147,7 +156,8 @@ class NodeLedger:
         ReplayMismatch
             If ``replay`` and one of the clients sent something else in that round; nothing is added.
         BudgetExceeded
-            If a client cannot pay; nothing is added, and the message must not leave.
+            If a client cannot pay, or all runs together pass a limit of this node (:class:`LifetimeExceeded`); nothing
+            is added, and the message must not leave.
         ValueError
             If a run has no name or a client no digest, or the run has rows of single clients.
         WriteFailed
@@ -157,12 +167,11 @@ class NodeLedger:
         sent = Sent(digests, cohort)
         with transaction(self.path) as database:
             _refuse_mixture(database, run, "sends")
-            before = cohort_rows.earlier(database, run)
             if replay:
-                sent = cohort_rows.unsent(run, sent, before)
+                sent = cohort_rows.unsent(run, sent, cohort_rows.earlier(database, run, sent.round))
             if sent.cohort.count:
-                past = sent.round if replay else None
-                allowed = cohort_rows.affordable(sent.cohort, budget, before, except_round=past)
+                before = cohort_rows.alike(database, run, sent.round if replay else None)
+                allowed = cohort_rows.affordable(sent.cohort, budget, before)
                 if not allowed.all():
                     client = sent.cohort.clients[~allowed][0]
                     raise BudgetExceeded(
@@ -170,6 +179,7 @@ class NodeLedger:
                         f"round {sent.round} of run {run!r} do not leave."
                     )
                 cohort_rows.add(database, run, sent)
+                lifetime.refuse_excess(database, self.limits, f"this message of run {run!r}")
             if note is not None:
                 first = int(cohort.clients[0]) if cohort.count else -1
                 _note(database, run, first, sent.round, note)
@@ -190,9 +200,8 @@ class NodeLedger:
             In the order of the cohort's clients; a function of public facts and earlier rows.
         """
         with connected(self.path) as database:
-            before = cohort_rows.earlier(database, run)
-        past = cohort.release.round if replay else None
-        return cohort_rows.affordable(cohort, budget, before, except_round=past)
+            before = cohort_rows.alike(database, run, cohort.release.round if replay else None)
+            return cohort_rows.affordable(cohort, budget, before)
 
     def spent_each(
         self, run: str, clients: NDArray[np.int64], relation: Relation, *, except_round: int | None = None
@@ -215,13 +224,40 @@ class NodeLedger:
         float64 array (k,)
         """
         with connected(self.path) as database:
-            before = cohort_rows.earlier(database, run)
-        return cohort_rows.spent_of(clients, relation, before, except_round=except_round)
+            before = cohort_rows.alike(database, run, except_round)
+            return cohort_rows.spent_of(clients, relation, before)
 
     def cohort_releases(self, run: str | None = None) -> tuple[CohortRelease, ...]:
         """Return the releases of cohorts of one run or all runs, every attempt, by run and round."""
         with connected(self.path) as database:
             return tuple(sent.cohort for sent in cohort_rows.earlier(database, run))
+
+    def book(self, run: str, costs: Mapping[Relation, float]) -> None:
+        """Keep what a whole run costs that no rows of this node tell: without noise, or with the server's.
+
+        Parameters
+        ----------
+        run : str
+            Name of the run; booked again, it counts once, at the larger cost.
+        costs : mapping of Relation to float
+            mu of the run's total; under a relation that is left out the run counts as infinite.
+
+        Raises
+        ------
+        LifetimeExceeded
+            If all runs together pass a limit of this node; nothing is kept, and nothing may leave.
+        WriteFailed
+            If the system refuses; nothing may leave.
+        """
+        _check_name(run)
+        with transaction(self.path) as database:
+            lifetime.book(database, run, costs)
+            lifetime.refuse_excess(database, self.limits, f"run {run!r}")
+
+    def spent_by_run(self, relation: Relation) -> dict[str, Square]:
+        """Sum of mu^2 of the worst-off client of each run, exact or infinite, by name of the run; bookings too."""
+        with connected(self.path) as database:
+            return lifetime.spent_by_run(database, relation)
 
     def note(self, run: str, client: int, round: int, note: str) -> None:
         """Keep a text about one client's round, in place of an earlier one; it is as private as the records.

@@ -9,7 +9,7 @@ from fedveil.artifacts.arrays_file import DamagedFile
 
 __all__ = ["make_tables"]
 
-_VERSION = 3
+_VERSION = 4
 _RELEASES = (
     """CREATE TABLE sends (
         run TEXT NOT NULL, client INTEGER NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -38,7 +38,14 @@ _COHORTS = (
         PRIMARY KEY (run, round, attempt)
     )""",
 )
-_SINCE = {0: (_RELEASES, _NOTES, _COHORTS), 1: (_NOTES, _COHORTS), 2: (_COHORTS,)}
+_BOOKINGS = (
+    """CREATE TABLE bookings (
+        run TEXT NOT NULL, relation TEXT NOT NULL, mu REAL NOT NULL,
+        PRIMARY KEY (run, relation)
+    ) WITHOUT ROWID""",
+)
+_ALL = (_RELEASES, _NOTES, _COHORTS, _BOOKINGS)
+_SINCE = {version: _ALL[version:] for version in range(_VERSION)}
 """Tables that a file of each earlier version lacks; 0 is a new one."""
 
 

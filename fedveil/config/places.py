@@ -16,6 +16,7 @@ __all__ = [
     "home",
     "hosted_clients",
     "ledger_path",
+    "node_ledger_path",
     "open_resumed",
     "output_root",
     "place_of_node",
@@ -84,9 +85,14 @@ def ledger_path(config: RunConfig, run: str, *, simulated: bool) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9-]{1,100}", run):
         raise ConfigError(f"a run's name is letters, digits and hyphens, got {run!r}.")
     if not simulated:
-        return home() / "node-ledger.sqlite"
+        return node_ledger_path()
     folder = Path(config.resume) if config.resume else output_root(config) / run
     return folder / "node-ledger.sqlite"
+
+
+def node_ledger_path() -> Path:
+    """Where a real node's ledger lies, of all its runs."""
+    return home() / "node-ledger.sqlite"
 
 
 def secret_keys(config: RunConfig) -> set[str]:
@@ -101,7 +107,7 @@ def open_resumed(config: RunConfig) -> RunFolder:
     require_same_config(
         folder.config | known,
         config.to_run_config(),
-        may_differ={"output-dir", "resume", "round-timeout"},
+        may_differ={"output-dir", "resume", "round-timeout", "min-replies", "round-attempts"},
         redact=secret_keys(config) - set(known),
     )
     return folder

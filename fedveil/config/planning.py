@@ -40,6 +40,7 @@ __all__ = [
     "num_validation",
     "proven_by_filter",
     "training_budgets",
+    "worst_ratio",
 ]
 
 
@@ -73,7 +74,7 @@ def local_budgets(config: FedSVAConfig) -> dict[Relation, float]:
         beta=config.beta,
     )
     if config.is_attribute_level and proven_by_filter(config) and "record" not in limits:
-        limits["record"] = limits["attribute"] * _worst_ratio(config)
+        limits["record"] = limits["attribute"] * worst_ratio(config)
     return limits
 
 
@@ -104,7 +105,7 @@ def adapts_noise(config: FedSVAConfig) -> bool:
     return config.releases_contribution or config.clip_rule == "quantile"
 
 
-def _worst_ratio(config: FedSVAConfig) -> float:
+def worst_ratio(config: FedSVAConfig) -> float:
     """Bound on mu under the record relation over mu under the attribute relation, of every release of a client.
 
     A step has the ratio C/C_p, so at most that of the least C_p; the contribution at most 2; the quantile and losses

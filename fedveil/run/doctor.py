@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import fedveil
+from fedveil.clients.policy import read_policy
+from fedveil.config.node_policy import policy_path
 from fedveil.run.scope import executable
 
 __all__ = ["Check", "examine"]
@@ -53,6 +55,7 @@ def examine() -> list[Check]:
         _checked("ray", partial(_imported, "ray")),
         _checked("datasets", _hugging_face_datasets),
         _checked("free disk", _free_disk),
+        _checked("policy", _policy),
     ]
 
 
@@ -116,6 +119,15 @@ def _hugging_face_datasets() -> str:
             f"{here} hides Hugging Face datasets from code that runs in this folder; remove it."
         )
     return origin
+
+
+def _policy() -> str:
+    """A node whose policy cannot be used serves no run."""
+    path = policy_path()
+    if path is None:
+        return "none: as a node, this machine serves every run (docs/policy.md)"
+    read_policy(path)
+    return f"{path}; `fedveil policy` explains it"
 
 
 def _free_disk() -> str:

@@ -265,6 +265,7 @@ def test_a_ledger_of_a_version_before_takes_cohorts(tmp_path: Path, version: int
     NodeLedger(path).record("before", {1: "b"}, [single], replay=False)
     with sqlite3.connect(path) as database:
         database.execute("DROP TABLE cohorts")
+        database.execute("DROP TABLE bookings")
         if version == 1:
             database.execute("DROP TABLE notes")
         database.execute(f"PRAGMA user_version = {version}")

@@ -236,7 +236,7 @@ def test_a_file_that_is_no_node_ledger_is_named_and_left_alone(tmp_path: Path) -
     with sqlite3.connect(foreign) as database:
         database.execute("CREATE TABLE mine (value)")
     database.close()
-    with pytest.raises(DamagedFile, match=r"foreign.sqlite is not a node ledger of version 3"):
+    with pytest.raises(DamagedFile, match=r"foreign.sqlite is not a node ledger of version 4"):
         NodeLedger(foreign)
 
 
@@ -245,6 +245,7 @@ def as_version_1(path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute("DROP TABLE notes")
         database.execute("DROP TABLE cohorts")
+        database.execute("DROP TABLE bookings")
         database.execute("PRAGMA user_version = 1")
     database.close()
 
@@ -257,17 +258,17 @@ def test_a_ledger_of_the_version_before_keeps_its_rows_and_takes_notes(ledger: N
     upgraded.note("run", 3, 1, "kept")
     assert upgraded.notes("run") == {(3, 1): "kept"}
     with sqlite3.connect(ledger.path) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (3,)
+        assert database.execute("PRAGMA user_version").fetchone() == (4,)
     database.close()
     assert NodeLedger(ledger.path).count("run", 3) == 1  # and once more is no upgrade
 
 
 def test_a_ledger_of_a_version_to_come_is_refused_and_left_alone(ledger: NodeLedger) -> None:
     with sqlite3.connect(ledger.path) as database:
-        database.execute("PRAGMA user_version = 4")
+        database.execute("PRAGMA user_version = 5")
     database.close()
     before = ledger.path.read_bytes()
-    with pytest.raises(DamagedFile, match="is not a node ledger of version 3: choose another file"):
+    with pytest.raises(DamagedFile, match="is not a node ledger of version 4: choose another file"):
         NodeLedger(ledger.path)
     assert ledger.path.read_bytes() == before
 
