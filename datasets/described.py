@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedveil.datasets.description import Description
 from fedveil.datasets.encoding import Source, encode_table
 from fedveil.datasets.fields import Label, OneHot, Range, Thresholds
+from fedveil.datasets.files import Files
 from fedveil.datasets.regression import RegressionData
 from fedveil.datasets.request import TASKS, DataRequest
 from fedveil.datasets.schema import Dataset, Records, Schema
@@ -46,14 +47,11 @@ def load_file(
 
 def load_table(
     open_source: Callable[[Path], Source],
-    path: Path,
-    described: Path,
+    files: Files,
     target: str,
     test_fraction: float,
     seed: int,
     client_column: str | None,
-    test_path: Path | None,
-    name: str,
 ) -> Dataset:
     """Load a table for classification, whatever its format.
 
@@ -61,18 +59,16 @@ def load_table(
     ----------
     open_source : callable
         Opens a file of the format.
-    path, described, test_path : Path
-        Absolute paths of the table, of its public description, and of a table that is the whole test set.
+    files : Files
+        The table, its public description, and perhaps a table that is the whole test set.
     target : str
         The column to predict.
     test_fraction : float
-        Share of rows in the public test set, in [0, 1); not used where ``test_path`` is given.
+        Share of rows in the public test set, in [0, 1); not used where there is a table of its own for it.
     seed : int
         Public data seed of the split, which depends on the number of rows and this seed only.
     client_column : str, optional
         The column that says whose a record is; it is not a feature.
-    name : str
-        Name for people.
 
     Returns
     -------
@@ -85,20 +81,20 @@ def load_table(
     ValueError
         If a file is missing or malformed, a column is missing or not described, or a cell cannot be read.
     """
-    table = encode_table(open_source(path), described, target, client_column, Description.label)
+    table = encode_table(open_source(files.records), files.schema, target, client_column, Description.label)
     schema = _schema(table.features, table.label, client_column)
     ids = None if table.owners is None else _client_ids(table.owners)
     records = Records(schema.scale(table.values), np.array(table.labels, dtype=np.int64), ids)
-    if test_path is None:
+    if files.test is None:
         train, test = split_rows(len(records), test_fraction, seed)
         parts = records.take(train), records.take(test)
     else:
         other = encode_table(
-            open_source(test_path), described, target, client_column, Description.label, is_test=True
+            open_source(files.test), files.schema, target, client_column, Description.label, is_test=True
         )
         parts = records, Records(schema.scale(other.values), np.array(other.labels, dtype=np.int64))
-    scaled = f"public ranges of {described.name} mapped to [0, 1], values outside clipped"
-    return Dataset(name, schema, *parts, scaled=scaled)
+    scaled = f"public ranges of {files.schema.name} mapped to [0, 1], values outside clipped"
+    return Dataset(files.name, schema, *parts, scaled=scaled)
 
 
 def _schema(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.datasets.arrays import ArrayDescription, read_array_description
+from fedveil.datasets.files import Files
 from fedveil.datasets.images import scale_rows
 from fedveil.datasets.npz_arrays import check_length, check_like, choose_arrays, read_array, read_features
 from fedveil.datasets.npz_regression import load_npz_regression
@@ -86,20 +87,19 @@ def load_npz(
         If a file is missing or damaged, an array is missing, pickled or of another length, a feature is not a
         finite number, or a label is none of the public classes.
     """
-    source = Path(path).absolute()
-    described = Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute()
-    description = read_array_description(described, is_needed=schema_path is not None)
+    files = Files.of(path, schema_path, test_path)
+    source = files.records
+    description = read_array_description(files.schema, is_needed=schema_path is not None)
     names = choose_arrays(source, description, target, client_column)
     train = _read(source, description, *names)
     schema = description.schema(names[0], train.features, names[1], train.classes, names[2])
     records = Records(scale_rows(schema, train.features), train.labels, train.owners)
-    if test_path is None:
+    if files.test is None:
         rows, test_rows = split_rows(len(records), test_fraction, seed)
         parts = records.take(rows), records.take(test_rows)
     else:
-        other = Path(test_path).absolute()
-        test = _read(other, description, *names[:2], None)
-        check_like(other, test.features, source, train.features, names[0])
+        test = _read(files.test, description, *names[:2], None)
+        check_like(files.test, test.features, source, train.features, names[0])
         parts = records, Records(scale_rows(schema, test.features), test.labels)
     low, high = float(schema.low.min()), float(schema.high.max())
     scaled = f"public range {low:g} to {high:g} mapped to [0, 1], values outside clipped"

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.datasets.arrays import column_names, read_array_description
+from fedveil.datasets.files import Files
 from fedveil.datasets.images import pixel_names
 from fedveil.datasets.npz_arrays import (
     check_finite,
@@ -53,9 +54,9 @@ def load_npz_regression(
         If a file is missing or damaged, an array is missing, pickled, of another length or type, or a number is not
         finite.
     """
-    source = Path(path).absolute()
-    described = Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute()
-    description = read_array_description(described, is_needed=schema_path is not None)
+    files = Files.of(path, schema_path, test_path)
+    source = files.records
+    description = read_array_description(files.schema, is_needed=schema_path is not None)
     features, target, _ = choose_arrays(source, description, target, None)
     values = read_features(source, description, features)
     shape = values.shape[1:]
@@ -69,13 +70,12 @@ def load_npz_regression(
         schema.standardise(values.reshape(len(values), -1)), _numbers(source, target, features, len(values))
     )
     test = None
-    if test_path is not None:
-        other = Path(test_path).absolute()
-        tested = read_features(other, description, features)
-        check_like(other, tested, source, values, features)
+    if files.test is not None:
+        tested = read_features(files.test, description, features)
+        check_like(files.test, tested, source, values, features)
         test = RegressionRecords(
             schema.standardise(tested.reshape(len(tested), -1)),
-            _numbers(other, target, features, len(tested)),
+            _numbers(files.test, target, features, len(tested)),
         )
     low, high = float(schema.low.min()), float(schema.high.max())
     scaled = (

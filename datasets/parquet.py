@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from fedveil.datasets.described import load_file, load_table
 from fedveil.datasets.encoding import Block, Source
+from fedveil.datasets.files import Files
 from fedveil.datasets.regression import RegressionData
 from fedveil.datasets.regression_table import load_regression_table
 from fedveil.datasets.request import DataRequest
@@ -76,18 +77,8 @@ def load_parquet(
         If a file is missing, damaged or no Parquet file, a column is missing, not described or of another type,
         or a cell cannot be read.
     """
-    source = Path(path).absolute()
-    return load_table(
-        open_parquet,
-        source,
-        _described(source, schema_path),
-        target,
-        test_fraction,
-        seed,
-        client_column,
-        None if test_path is None else Path(test_path).absolute(),
-        _name(source),
-    )
+    files = Files.of(path, schema_path, test_path, ".parquet")
+    return load_table(open_parquet, files, target, test_fraction, seed, client_column)
 
 
 def load_parquet_regression(
@@ -118,25 +109,8 @@ def load_parquet_regression(
     ValueError
         As for :func:`load_parquet`, and if the target is no number.
     """
-    source = Path(path).absolute()
-    return load_regression_table(
-        open_parquet,
-        source,
-        _described(source, schema_path),
-        target,
-        test_fraction,
-        seed,
-        None if test_path is None else Path(test_path).absolute(),
-        _name(source),
-    )
-
-
-def _described(source: Path, schema_path: str | Path | None) -> Path:
-    return Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute()
-
-
-def _name(source: Path) -> str:
-    return source.name.removesuffix(".parquet")
+    files = Files.of(path, schema_path, test_path, ".parquet")
+    return load_regression_table(open_parquet, files, target, test_fraction, seed)
 
 
 def open_parquet(path: Path) -> Source:

@@ -168,9 +168,9 @@ def _without_small(
     )
 
 
-def sizes_line(parts: Iterable[NDArray[np.int64]]) -> str:
+def sizes_line(examples: Iterable[int]) -> str:
     """Say how many records clients hold: their number, the least, the median and the most; each one's where few."""
-    sizes = [len(part) for part in parts]
+    sizes = list(examples)
     if len(sizes) == 1:
         return f"1 client with {sizes[0]} records"
     line = f"{len(sizes)} clients with {min(sizes)} / {median(sizes):g} / {max(sizes)} records (min / median / max)"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedveil.datasets.description import Description
 from fedveil.datasets.encoding import Source, Table, encode_table
 from fedveil.datasets.fields import OneHot, Quantity, Range
+from fedveil.datasets.files import Files
 from fedveil.datasets.regression import RegressionData, RegressionRecords, RegressionSchema, rows_of
 from fedveil.datasets.split import split_rows
 
@@ -19,13 +20,10 @@ __all__ = ["load_regression_table", "parted"]
 
 def load_regression_table(
     open_source: Callable[[Path], Source],
-    path: Path,
-    described: Path,
+    files: Files,
     target: str,
     test_fraction: float,
     seed: int,
-    test_path: Path | None,
-    name: str,
 ) -> RegressionData:
     """Load a table for regression, whatever its format; the parameters are those of ``load_table``.
 
@@ -41,20 +39,20 @@ def load_regression_table(
         If a file is missing or malformed, a column is missing or not described, the target is no number, or a cell
         cannot be read.
     """
-    table = encode_table(open_source(path), described, target, None, Description.quantity)
+    table = encode_table(open_source(files.records), files.schema, target, None, Description.quantity)
     kept = _kept(table.features)
     schema = _schema(table, kept)
     test = None
-    if test_path is not None:
+    if files.test is not None:
         other = encode_table(
-            open_source(test_path), described, target, None, Description.quantity, is_test=True
+            open_source(files.test), files.schema, target, None, Description.quantity, is_test=True
         )
         test = _records(schema, other, kept)
     scaled = (
-        f"public ranges of {described.name}: numbers clipped to their range, less the baseline, divided by half the"
+        f"public ranges of {files.schema.name}: numbers clipped to their range, less the baseline, divided by half the"
         " width; categories and ranges of 0 to 1 as they are"
     )
-    return parted(name, schema, _records(schema, table, kept), test, test_fraction, seed, scaled)
+    return parted(files.name, schema, _records(schema, table, kept), test, test_fraction, seed, scaled)
 
 
 def parted(

@@ -18,6 +18,7 @@ from typing import Any
 from fedveil.datasets.described import load_table
 from fedveil.datasets.description import is_quantity, read_description
 from fedveil.datasets.encoding import Block, Source
+from fedveil.datasets.files import Files
 from fedveil.datasets.regression import RegressionData
 from fedveil.datasets.regression_table import load_regression_table
 from fedveil.datasets.request import TASKS, DataRequest
@@ -122,10 +123,10 @@ def _load(
         source = open_csv(path, delimiter) if path.is_file() else _from_loader(name, path)
         return source if derive is None else derive(source)
 
-    shared = opened, _packed(name), described, target, request.test_fraction, request.seed
+    shared = opened, Files(_packed(name), described, None, name), target, request.test_fraction, request.seed
     if is_regression:
-        return load_regression_table(*shared, None, name)
-    return replace(load_table(*shared, request.client_column or None, None, name), private=private)
+        return load_regression_table(*shared)
+    return replace(load_table(*shared, request.client_column or None), private=private)
 
 
 def _packed(name: str) -> Path:

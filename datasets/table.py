@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedveil.datasets.described import load_file, load_table
 from fedveil.datasets.encoding import Block, Source
+from fedveil.datasets.files import Files
 from fedveil.datasets.regression import RegressionData
 from fedveil.datasets.regression_table import load_regression_table
 from fedveil.datasets.request import DataRequest
@@ -66,18 +67,8 @@ def load_csv(
     ValueError
         If a file is missing or malformed, a column is missing or not described, or a cell cannot be read.
     """
-    source = Path(path).absolute()
-    return load_table(
-        open_csv,
-        source,
-        _described(source, schema_path),
-        target,
-        test_fraction,
-        seed,
-        client_column,
-        None if test_path is None else Path(test_path).absolute(),
-        _name(source),
-    )
+    files = Files.of(path, schema_path, test_path, ".gz", ".csv")
+    return load_table(open_csv, files, target, test_fraction, seed, client_column)
 
 
 def load_csv_regression(
@@ -108,25 +99,8 @@ def load_csv_regression(
     ValueError
         As for :func:`load_csv`, and if the target is no number.
     """
-    source = Path(path).absolute()
-    return load_regression_table(
-        open_csv,
-        source,
-        _described(source, schema_path),
-        target,
-        test_fraction,
-        seed,
-        None if test_path is None else Path(test_path).absolute(),
-        _name(source),
-    )
-
-
-def _described(source: Path, schema_path: str | Path | None) -> Path:
-    return Path(f"{source}.schema.toml") if schema_path is None else Path(schema_path).absolute()
-
-
-def _name(source: Path) -> str:
-    return source.name.removesuffix(".gz").removesuffix(".csv")
+    files = Files.of(path, schema_path, test_path, ".gz", ".csv")
+    return load_regression_table(open_csv, files, target, test_fraction, seed)
 
 
 def open_csv(path: Path, delimiter: str = ",") -> Source:

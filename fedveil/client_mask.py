@@ -52,20 +52,21 @@ def pack_clients(clients: ArrayLike) -> bytes:
     return first.to_bytes(_FIRST, "little") + zlib.compress(packed, _LEVEL)
 
 
-def unpack_clients(payload: bytes, max_client: int) -> NDArray[np.int64]:
+def unpack_clients(payload: bytes, max_client: int, min_client: int = 0) -> NDArray[np.int64]:
     """Unpack a set of clients that another process packed.
 
     Parameters
     ----------
     payload : bytes
         Of :func:`pack_clients`.
-    max_client : int
-        Largest client number that there can be: no more memory than for so many clients is ever taken.
+    max_client, min_client : int
+        Largest and smallest client number that there can be: no more memory than for the clients between them is ever
+        taken.
 
     Returns
     -------
     int64 array (k,)
-        Strictly increasing, from 0 to `max_client`.
+        Strictly increasing, from `min_client` to `max_client`.
 
     Raises
     ------
@@ -77,10 +78,10 @@ def unpack_clients(payload: bytes, max_client: int) -> NDArray[np.int64]:
     if not payload:
         return np.zeros(0, dtype=np.int64)
     first = int.from_bytes(payload[:_FIRST], "little")
-    if len(payload) <= _FIRST or first > max_client:
+    if len(payload) <= _FIRST or not min_client <= first <= max_client:
         raise NotAMask(
-            f"a set of clients must begin with a client from 0 to {max_client}, got {len(payload)} bytes that "
-            "do not."
+            f"a set of clients must begin with a client from {min_client} to {max_client}, got {len(payload)} bytes "
+            "that do not."
         )
     largest = (max_client - first) // 8 + 1
     reader = zlib.decompressobj()

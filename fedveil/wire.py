@@ -41,6 +41,7 @@ __all__ = [
     "MEASURE",
     "MECHANISM",
     "METRICS",
+    "NUM_CLIENTS",
     "NUM_EXAMPLES",
     "OUT_OF_BUDGET",
     "PARTITION",
@@ -51,6 +52,7 @@ __all__ = [
     "ROUND",
     "ROWS",
     "RUN",
+    "SCHEMA",
     "SOURCE",
     "SPREAD",
     "TRAIN",
@@ -90,16 +92,18 @@ NUM_EXAMPLES, ROWS, OUT_OF_BUDGET, LIBRARY, SOURCE, RELEASED = (
     "source",
     "released",
 )
-# keys of the answer to QUERY_IDENTIFY, beside CLIENTS, LIBRARY and SOURCE
-PARTITION, PARTITIONS, EXAMPLES = "partition-id", "num-partitions", "examples"
+# keys of the answer to QUERY_IDENTIFY, beside CLIENTS, LIBRARY and SOURCE; the last one, a digest of the public
+# description of records, where every node brings its own
+PARTITION, PARTITIONS, EXAMPLES, SCHEMA = "partition-id", "num-partitions", "examples", "schema"
 
 # clients of one record each, asked for messages: keys of a request's config beside ROUND, RUN and REPLY, and of a
 # reply's LEDGER beside ROWS, OUT_OF_BUDGET (a mask there too), LIBRARY and SOURCE
 CLIENT_MASK, MECHANISM, VARIANT = "client-mask", "mechanism", "variant"
 # arrays of such a request; the last two only where means and spreads were estimated
 COEFFICIENTS, DIRECTIONS, CENTER, SPREAD = "coefficients", "directions", "center", "spread"
-# keys of such a node's answer to QUERY_IDENTIFY in place of CLIENTS and EXAMPLES: which consecutive clients it hosts
-FIRST, COUNT = "first", "count"
+# keys of such a node's answer to QUERY_IDENTIFY in place of CLIENTS and EXAMPLES: which consecutive clients it hosts.
+# A site knows only how many: each request tells it its first one, and how many there are on all sites.
+FIRST, COUNT, NUM_CLIENTS = "first", "count", "num-clients"
 
 Mechanism = Literal["modulated", "range", "gradient", "unnoised"]
 """What a client of one record is asked for.
@@ -212,8 +216,8 @@ def encode_clients(clients: ArrayLike) -> bytes:
     return pack_clients(clients)
 
 
-def decode_clients(payload: bytes, max_client: int) -> NDArray[np.int64]:
-    """A set of clients from the wire, strictly increasing; none above `max_client`.
+def decode_clients(payload: bytes, max_client: int, min_client: int = 0) -> NDArray[np.int64]:
+    """A set of clients from the wire, strictly increasing; none above `max_client` or below `min_client`.
 
     Raises
     ------
@@ -221,7 +225,7 @@ def decode_clients(payload: bytes, max_client: int) -> NDArray[np.int64]:
         If the payload is anything else. No more memory than for so many clients is ever taken.
     """
     try:
-        return unpack_clients(payload, max_client)
+        return unpack_clients(payload, max_client, min_client)
     except NotAMask as error:
         raise MalformedReply(str(error)) from error
 

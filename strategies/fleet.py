@@ -46,7 +46,14 @@ class Fleet:
         return groups
 
 
-def identify(grid: Grid, *, expected: Mapping[str, str], timeout: float, say: Callable[[str], None]) -> Fleet:
+def identify(
+    grid: Grid,
+    *,
+    expected: Mapping[str, str],
+    timeout: float,
+    say: Callable[[str], None],
+    schema: str | None = None,
+) -> Fleet:
     """Wait until every node is there and ask each which clients it serves.
 
     Parameters
@@ -55,15 +62,18 @@ def identify(grid: Grid, *, expected: Mapping[str, str], timeout: float, say: Ca
         Library version and source hash of the server; a node with others runs other code.
     timeout : float
         Seconds to wait for all nodes, and again for all answers.
+    schema : str, optional
+        Digest of the server's public description of records, where every node brings its own: theirs must be equal.
 
     Raises
     ------
     FleetError
-        If nodes are missing, run other code, fail, or serve the same client twice.
+        If nodes are missing, run other code, describe their records in another way, fail, or serve the same client
+        twice.
     """
     node_of: dict[int, int] = {}
     examples: dict[int, int] = {}
-    for node, name, answer in call_roll(grid, expected=expected, timeout=timeout):
+    for node, name, answer in call_roll(grid, expected=expected, timeout=timeout, schema=schema):
         clients, counts = answer.get(wire.CLIENTS, []), answer.get(wire.EXAMPLES, [])
         if not isinstance(clients, list) or not isinstance(counts, list) or len(clients) != len(counts):
             raise FleetError(f"{name} sent a malformed list of clients.")

@@ -21,11 +21,11 @@ class FleetError(RuntimeError):
 
 
 def call_roll(
-    grid: Grid, *, expected: Mapping[str, str], timeout: float
+    grid: Grid, *, expected: Mapping[str, str], timeout: float, schema: str | None = None
 ) -> list[tuple[int, str, ConfigRecord]]:
     """What every node says of itself, in the order of the shares of clients that they host.
 
-    A run starts before its nodes have registered, so the first one is asked how many there are to be.
+    A run starts before its nodes have registered, so those that have are asked how many there are to be.
 
     Parameters
     ----------
@@ -33,6 +33,8 @@ def call_roll(
         Library version and source hash of the server; a node with others runs other code.
     timeout : float
         Seconds to wait for all nodes, and again for all answers.
+    schema : str, optional
+        Digest of the server's public description of records, where every node brings its own: theirs must be equal.
 
     Returns
     -------
@@ -42,15 +44,17 @@ def call_roll(
     Raises
     ------
     FleetError
-        If nodes are missing, run other code or fail.
+        If nodes are missing, run other code, describe their records in another way, or fail.
     """
-    first = _wait_for(grid, 1, timeout)[0]
-    answers = _ask(grid, [first], timeout)
-    total = _integer(answers[first], wire.PARTITIONS)
-    others = [node for node in _wait_for(grid, total, timeout) if node != first]
+    early = _wait_for(
+        grid, 1, timeout
+    )  # all that are there already: in a deployment a question is ten seconds
+    answers = _ask(grid, early, timeout)
+    total = _integer(answers[early[0]], wire.PARTITIONS)
+    others = [node for node in _wait_for(grid, total, timeout) if node not in answers]
     answers |= _ask(grid, others, timeout) if others else {}
     present = sorted(answers.items(), key=lambda item: _integer(item[1], wire.PARTITION))
-    return [(node, _named(answer, expected), answer) for node, answer in present]
+    return [(node, _named(answer, expected, schema), answer) for node, answer in present]
 
 
 def is_reply_to(reply: Message, request: Message) -> bool:
@@ -61,7 +65,7 @@ def is_reply_to(reply: Message, request: Message) -> bool:
     )
 
 
-def _named(answer: ConfigRecord, expected: Mapping[str, str]) -> str:
+def _named(answer: ConfigRecord, expected: Mapping[str, str], schema: str | None) -> str:
     name = f"node {_integer(answer, wire.PARTITION)}"
     for key, value in expected.items():
         if answer.get(key) != value:
@@ -70,6 +74,12 @@ def _named(answer: ConfigRecord, expected: Mapping[str, str]) -> str:
                 "the local SuperLink (it keeps the folder and the environment of its first run) or install the "
                 "same fedveil."
             )
+    if schema is not None and answer.get(wire.SCHEMA) != schema:
+        raise FleetError(
+            f"{name} describes its records in another way than the server ({wire.SCHEMA} "
+            f"{answer.get(wire.SCHEMA)!r}, here {schema!r}): give it the server's schema file, the same columns, "
+            "ranges, categories and classes in the same order."
+        )
     return name
 
 

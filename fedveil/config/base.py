@@ -40,7 +40,7 @@ class RunConfig(BaseModel):
     path_keys: ClassVar[tuple[str, ...]] = ("data-path", "data-schema", "test-path", "output-dir", "resume")
     """Keys that hold a path; ``fedveil run`` makes relative ones absolute before the run leaves its folder."""
     engine_keys: ClassVar[tuple[str, ...]] = (
-        *("seed", "output-dir", "resume", "round-timeout"),
+        *("seed", "output-dir", "resume", "round-timeout", "min-replies", "round-attempts"),
         *("hooks", "quantizers", "candidates", "trajectory", "trajectory-skip"),
     )
     """Keys that change where, how long and what is done with the result, but not what is computed."""
@@ -82,7 +82,19 @@ class RunConfig(BaseModel):
     threads_per_node: int = setting(
         1, "threads", "Threads of torch and BLAS; part of the result's bits.", ge=1, le=256
     )
-    round_timeout: float = setting(600.0, "seconds", "How long to wait for the replies of a round.", gt=0)
+    round_timeout: float = setting(
+        600.0, "seconds", "How long to wait for the replies of a round, in each of its attempts.", gt=0
+    )
+    min_replies: int = setting(
+        1, "nodes", "Fewest good replies that a round is averaged from; with fewer it is skipped.", ge=1
+    )
+    round_attempts: int = setting(
+        1,
+        "attempts",
+        "How often a node is asked in a round if it fails, is silent or sends a bad reply; each may cost budget.",
+        ge=1,
+        le=100,
+    )
     options: str = setting("", "inline TOML", "Nested settings.")
 
     @classmethod

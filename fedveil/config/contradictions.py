@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from fedveil.config.errors import explain, nearest
 from fedveil.config.options import OptimizerOptions, parse_options
+from fedveil.config.sites import sites_problem, uses_sites
 from fedveil.plugins import find
 from fedveil.strategies.hooks import hook_names
 
@@ -54,10 +55,30 @@ def _name_problem(config: FedSVAConfig) -> str | None:
 
 
 def _data_problem(config: FedSVAConfig) -> str | None:
+    if uses_sites(config):
+        return _sites_problem(config)
     if config.dataset in ("csv", "parquet") and not (config.data_path and config.target):
         return f"dataset = {config.dataset!r} needs data-path (the file) and target (its label column)"
     if config.dataset in ("csv", "parquet") and config.partition == "natural" and not config.client_column:
         return "partition = 'natural' needs client-column, the column that says whose record it is"
+    return None
+
+
+def _sites_problem(config: FedSVAConfig) -> str | None:
+    if problem := sites_problem(config):
+        return problem
+    if config.dataset in ("csv", "parquet") and not config.target:
+        return f"dataset = {config.dataset!r} needs target, its label column"
+    if config.client_column:
+        return (
+            f"client-column = {config.client_column!r} with partition = 'sites': a site's records are all its own; "
+            "leave it empty, and list that column under ignore in the schema file"
+        )
+    if config.small_clients == "drop":
+        return (
+            "small-clients = 'drop' with partition = 'sites': the nodes are counted before their records are; use "
+            "'error', and leave small sites out by not starting them"
+        )
     return None
 
 

@@ -44,7 +44,11 @@ class FedSVAConfig(RunConfig):
     server_momentum: float = setting(0.9, "share", "Momentum of server-optimizer momentum.", ge=0, lt=1)
 
     dataset: str = setting("mnist-5k", "name", "A data set by name; `fedveil list` shows all.")
-    data_path: str = setting("", "path", "File or folder of csv, parquet, npz, image-folder.")
+    data_path: str = setting(
+        "",
+        "path",
+        "File or folder of csv, parquet, npz, image-folder; with sites, {client} in it is a client's number.",
+    )
     data_schema: str = setting(
         "", "path", "Public description of its columns; empty: <data-path>.schema.toml."
     )
@@ -56,8 +60,8 @@ class FedSVAConfig(RunConfig):
     test_path: str = setting(
         "", "path", "A file of its own as the public test set, instead of test-fraction."
     )
-    partition: Literal["iid", "dirichlet", "classes", "natural"] = setting(
-        "iid", "", "How records are spread over clients."
+    partition: Literal["iid", "dirichlet", "classes", "natural", "sites"] = setting(
+        "iid", "", "How records are spread over clients; sites: every node brings its own."
     )
     num_clients: int = setting(
         4,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tomllib
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from fedveil.config.base import OptionalFloat, OptionalInt, RunConfig, setting
 from fedveil.config.errors import nearest
 from fedveil.config.options import parse_options
+from fedveil.config.sites import sites_problem, uses_sites
 from fedveil.plugins import find
 from fedveil.privacy import Modulation
 
@@ -24,6 +26,7 @@ _STRATEGIES = {"modulated-one-shot": "one-shot", "modulated-iterative": "iterati
 class ModulatedConfig(RunConfig):
     """Settings of one run of modulated learning: private regression, one record a client."""
 
+    unhashed_defaults: ClassVar[Mapping[str, Any]] = {**RunConfig.unhashed_defaults, "partition": "shares"}
     # what runs beside a method changes nothing of it, and sums have the bits of single messages
     engine_keys: ClassVar[tuple[str, ...]] = (*RunConfig.engine_keys, "comparators", "reply")
 
@@ -120,7 +123,16 @@ class ModulatedConfig(RunConfig):
     dp_sgd_learning_rate: float = setting(1.0, "per step", "Comparator dp-sgd: step size.", gt=0)
 
     dataset: str = setting("fair", "name", "A regression data set by name; `fedveil list` shows all.")
-    data_path: str = setting("", "path", "File of csv, parquet, npz.")
+    partition: Literal["shares", "sites"] = setting(
+        "shares",
+        "",
+        "Nodes share the records of one data set; or each is a site with records of its own, unseen by the server.",
+    )
+    data_path: str = setting(
+        "",
+        "path",
+        "File of csv, parquet, npz; of sites, in simulations only, with {client} for a site's number.",
+    )
     data_schema: str = setting(
         "", "path", "Public description of its columns; empty: <data-path>.schema.toml."
     )
@@ -129,7 +141,7 @@ class ModulatedConfig(RunConfig):
         0.2, "share of records", "Records set apart as the public test set.", gt=0, lt=1
     )
     test_path: str = setting(
-        "", "path", "A file of its own as the public test set, instead of test-fraction."
+        "", "path", "A file of its own as the public test set, instead of test-fraction; needed with sites."
     )
 
     @property
@@ -155,7 +167,8 @@ class ModulatedConfig(RunConfig):
         Raises
         ------
         ValueError
-            If a name is none of them, or one is asked for outside a simulation: each spends the whole budget again.
+            If a name is none of them, or one is asked for outside a simulation: each spends the whole budget again,
+            but for no-privacy, which the owner of every node has to allow.
         """
         names = [name.strip() for name in self.comparators.split(",") if name.strip()]
         if names in ([], ["none"]):
@@ -172,10 +185,10 @@ class ModulatedConfig(RunConfig):
                 raise ValueError(f"comparators = {name!r}: {nearest(name, (*COMPARATORS, 'auto', 'none'))}")
         if self.method in names:
             raise ValueError(f"comparators = {self.method!r} is the main method here; leave it out.")
-        if not simulated:
+        if not simulated and names != ["no-privacy"]:
             raise ValueError(
                 f"comparators = {self.comparators!r} in a deployment: each would spend every client's whole budget "
-                "again; use 'none'."
+                "again; use 'none', or 'no-privacy' where every node's own policy allows records without noise."
             )
         return tuple(dict.fromkeys(names))
 
@@ -188,6 +201,8 @@ class ModulatedConfig(RunConfig):
 
 def _contradiction(config: ModulatedConfig) -> str | None:
     find("dataset", config.dataset)  # says what is wrong
+    if problem := sites_problem(config):
+        return problem
     config.comparators_of(simulated=True)
     if config.alpha == 1:
         return "alpha = 1 leaves nothing of a record in its message (c = 1 - alpha = 0); choose another alpha"
@@ -213,7 +228,7 @@ def _contradiction(config: ModulatedConfig) -> str | None:
         return (
             "estimate = 'averaged' with participation = 'cohorts', where no client sends twice: use 'pooled'"
         )
-    if config.dataset in ("csv", "parquet", "npz") and not config.data_path:
+    if config.dataset in ("csv", "parquet", "npz") and not (config.data_path or uses_sites(config)):
         return f"dataset = {config.dataset!r} needs data-path, the file"
     return _options_problem(config) or config.path_problem() or config.hook_problem()
 

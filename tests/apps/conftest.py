@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -72,6 +73,17 @@ def town() -> dict[str, Any]:
         "dp-sgd-rounds": 3,
         "seed": 7,
     }
+
+
+@pytest.fixture
+def real_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nodes of the in-process engine take themselves for real ones; gives the folder of FedVeil on "their" machine."""
+    # nobody asks this variable, so that the one which nodes are told by stays false
+    monkeypatch.setattr("fedveil.run.in_process.in_process_node", ContextVar("nobody", default=False))
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("FEDVEIL_HOME", str(home))
+    return home
 
 
 class WatchedGrid(InProcessGrid):
@@ -180,6 +192,7 @@ def runner(small: Settings, folder: Path, app: str = "fedsva") -> Callable[..., 
         simulated: bool = True,
         output_dir: Path | None = None,
         grid: type[WatchedGrid] = WatchedGrid,
+        node_configs: Sequence[Settings] = (),
     ) -> Run:
         root = output_dir or folder / "runs"
         before = set(root.glob("*"))
@@ -199,6 +212,8 @@ def runner(small: Settings, folder: Path, app: str = "fedsva") -> Callable[..., 
                 reverse_replies=reverse_replies,
             )
             watched.in_process = simulated
+            for started, own in zip(watched._contexts.values(), node_configs, strict=False):
+                started.node_config.update(own)
             context = Context(1, 1, {}, state=RecordDict(), run_config=dict(plan.config))
             plan.app.load(plan.app.serverapp)(watched, context)
         (created,) = set(root.glob("*")) - before

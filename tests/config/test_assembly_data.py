@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.config import ConfigError, FedSVAConfig, assembly, places, randomness
+from fedveil.config.loading import _load_problem
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "datasets" / "example_table.py"))
 
@@ -95,7 +96,7 @@ def test_without_attribute_privacy_nothing_is_marked_and_wrong_names_do_not_matt
 
 def test_the_same_configuration_gives_the_same_problem_when_loaded_again(people):
     one = assembly.load_problem(people())
-    assembly._load_problem.cache_clear()
+    _load_problem.cache_clear()
     other = assembly.load_problem(people())
     assert one is not other
     assert [part.tolist() for part in one.parts.parts] == [part.tolist() for part in other.parts.parts]

@@ -77,6 +77,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "resume": ({}, "/runs/one"),
     "threads-per-node": ({}, 3),
     "round-timeout": ({}, 5.5),
+    "min-replies": ({}, 2),
+    "round-attempts": ({}, 3),
     "hooks": ({}, "none"),
     "quantizers": ({}, "sign"),
     "candidates": ({}, 12),
@@ -106,7 +108,7 @@ def test_the_hash_changes_with_every_key_that_computes_and_with_no_other(key):
 
 
 def test_the_keys_that_do_not_compute_are_these():
-    engine = {"seed", "output-dir", "resume", "round-timeout"}
+    engine = {"seed", "output-dir", "resume", "round-timeout", "min-replies", "round-attempts"}
     assert set(FedSVAConfig.engine_keys) == engine | {
         "hooks",
         "quantizers",

@@ -186,6 +186,8 @@ RANGES = {
     "seed": ([-1], [0, 2**70]),
     "threads-per-node": ([0], [1]),
     "round-timeout": ([0.0, -1.0], [0.1]),
+    "min-replies": ([0, -1], [1, 1000]),
+    "round-attempts": ([0, 101], [1, 100]),
 }
 
 
@@ -207,7 +209,7 @@ def test_numbers_outside_their_range_are_refused_and_inside_taken(key):
     ("key", "value", "allowed"),
     [
         ("server-optimizer", "sgd", "'plain', 'momentum' or 'adam'"),
-        ("partition", "iidd", "'iid', 'dirichlet', 'classes' or 'natural'"),
+        ("partition", "iidd", "'iid', 'dirichlet', 'classes', 'natural' or 'sites'"),
         ("privacy", "lokal", "'local', 'central' or 'none'"),
         ("attribute-clip-rule", "adaptive", "'contribution', 'fixed' or 'quantile'"),
         ("contribution-release", "phi", "'shapley', 'utilities' or 'none'"),

@@ -183,6 +183,8 @@ RANGES: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "seed": (ONE_SHOT, [-1], [0, 2**70]),
     "threads-per-node": (ONE_SHOT, [0], [1]),
     "round-timeout": (ONE_SHOT, [0.0, -1.0], [0.1]),
+    "min-replies": (ONE_SHOT, [0, -1], [1, 1000]),
+    "round-attempts": (ONE_SHOT, [0, 101], [1, 100]),
 }
 
 
@@ -361,7 +363,23 @@ def test_comparators_outside_a_simulation_are_refused_for_they_spend_the_budget_
         asked.comparators_of(simulated=False)
 
 
+def test_records_without_noise_are_the_one_comparator_that_real_nodes_can_be_asked_for_and_alone():
+    assert config(comparators="no-privacy").comparators_of(simulated=False) == ("no-privacy",)
+    with pytest.raises(ValueError, match="where every node's own policy allows records without noise"):
+        config(comparators="no-privacy, dp-sgd").comparators_of(simulated=False)
+
+
 # the hash that random streams depend on
+
+
+def test_sites_are_another_computation_and_shares_the_one_that_there_was():
+    described = {"dataset": "csv", "target": "y", "test_path": "/t.csv", "data_schema": "/s.toml"}
+    shares = config(**described, data_path="/x.csv")
+    sites = config(**described, data_path="/x-{client}.csv", partition="sites")
+    without = {key: value for key, value in shares.to_run_config().items() if key != "partition"}
+    assert ModulatedConfig.from_run_config(without).config_hash == shares.config_hash
+    assert sites.config_hash != config(**described, data_path="/x-{client}.csv").config_hash
+
 
 CHANGES: dict[str, Any] = {
     "epsilon": 2.0,

@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config import ConfigError
 from fedveil.config.modulated import COMPARATORS, ModulatedConfig
-from fedveil.config.modulated_planning import (
-    LARGEST_LABEL,
-    MAIN,
-    RANGE,
-    Regression,
-    comparison_rounds,
-    load_regression,
-    main_releases,
-    variant_plans,
-)
+from fedveil.config.modulated_data import LARGEST_LABEL, Regression, load_regression
+from fedveil.config.modulated_planning import MAIN, RANGE, comparison_rounds, main_releases, variant_plans
 from fedveil.privacy import MessagePlan, gaussian_delta, gaussian_epsilon, gaussian_mu, zcdp_rho
 
 SYNTHETIC = {"dataset": "synthetic-regression", "options": "dataset = {records = 200, features = 4}"}

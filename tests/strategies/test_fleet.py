@@ -184,7 +184,7 @@ def test_a_node_that_fails_is_named_with_its_reason(meet, index):
 
 
 def test_a_node_that_does_not_answer_is_counted(meet):
-    with pytest.raises(FleetError, match="1 of 2 nodes did not say who they are within 5 s"):
+    with pytest.raises(FleetError, match="1 of 3 nodes did not say who they are within 5 s"):
         meet({0: lambda: None})
 
 
