@@ -3,6 +3,10 @@
 Privacy is each client's own: its record is clipped and noised alone, and its ledger row is on disk, before anything
 leaves. Sums are of fixed blocks of consecutive clients on a public fixed-point grid, so that they have the same bits on
 any number of nodes.
+
+A node has a share of clients that everybody numbers alike, or is a site that brings its own. Who has paid at a site is
+filed under its own numbers, from 0: the numbers that a server gives its clients change from run to run, and one that
+changed them within a run would otherwise find every budget whole again.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from numpy.typing import NDArray
 from fedveil.artifacts import NodeLedger
 from fedveil.clients.memory_ledger import MemoryLedger
 from fedveil.clients.modulated_encoding import Encoded, encode_gradients, encode_messages, words_needed
+from fedveil.clients.modulated_place import Place
 from fedveil.clients.modulated_request import MessageRequest
 from fedveil.clients.modulated_variant import MAIN, VariantPlan
 from fedveil.moment_sums import Sums, add, block_size, block_sums, blocks_of, zero_sums
@@ -41,9 +46,10 @@ class ModulatedResult:
         :class:`fedveil.moment_sums.SumGrid`. Or, float64 in the order of clients: ``messages`` (k, d) and ``labels``
         (k,), or ``gradients`` (k, d + 1).
     took_part, out_of_budget : int64 array
-        Clients that sent, and clients that could not pay; functions of public facts.
+        Clients that sent, and clients that could not pay, by their numbers in the run; functions of public facts.
     release : CohortRelease or None
-        The row of each client that took part; None for messages without noise.
+        The row of each client that took part, by the numbers under which the node files them; None for messages
+        without noise.
     """
 
     arrays: Arrays
@@ -69,14 +75,15 @@ class ModulatedCohort:
     ----------
     rows : callable
         ``rows(first, last)``: features (k, d), standardised by public constants, and targets (k,) of the clients
-        first, ..., last - 1.
+        first, ..., last - 1; a site counts its own from 0.
     first, count : int
-        Clients that this node hosts; whole blocks, see :func:`fedveil.moment_sums.share_of`.
+        Clients that this node hosts; whole blocks, see :func:`fedveil.moment_sums.share_of`. A site has no first one:
+        None, and each request tells what number it has in the run.
     num_clients : int
-        Clients of the run, on all nodes.
+        Clients of the run, on all nodes; None at a site, as above.
     plans : mapping of str to VariantPlan
         What clients send for each variant. Outside a simulation only ``main``, and variants of mechanism ``range``,
-        can be asked for; both are of the run itself.
+        can be asked for, which are of the run itself, and variants without noise if the node's owner allows them.
     streams : Streams
         Phases and noise. Seeded streams make this a simulation that repeats itself to the bit.
     node_ledger : NodeLedger, optional
@@ -85,40 +92,57 @@ class ModulatedCohort:
         Name of the run in the ledger; that of a comparator is ``<run>-<variant>``.
     simulated : bool
         Whether this node is simulated: its records are then no secret from whoever runs it.
+    filed_as : str
+        What the ledger calls the run, where that is not its name: simulated sites share a file.
+    allows_unnoised : bool
+        Whether records may leave without any noise, outside a simulation too: only where the node's owner says so.
 
     Raises
     ------
     ValueError
-        If the clients are not whole blocks of the run's, or a node that is not simulated has seeded streams.
+        If the clients are not whole blocks of the run's, a site has none, or a node that is not simulated has seeded
+        streams.
     """
 
     def __init__(
         self,
         rows: Rows,
-        first: int,
+        first: int | None,
         count: int,
-        num_clients: int,
+        num_clients: int | None,
         plans: Mapping[str, VariantPlan],
         streams: Streams,
         node_ledger: NodeLedger | None,
         run: str,
         simulated: bool,
+        filed_as: str = "",
+        allows_unnoised: bool = False,
     ) -> None:
-        self._block = block_size(num_clients)
-        last = first + count
-        if (
-            not 0 <= first <= last <= num_clients
-            or first % self._block
-            or (last % self._block and last < num_clients)
-        ):
+        if first is not None and num_clients is not None:
+            self._share: Place | None = Place.of_share(first, count, num_clients)
+        elif count < 1 or (first, num_clients) != (None, None):
             raise ValueError(
-                f"clients {first} to {last - 1} of {num_clients} are not whole blocks of {self._block}: use share_of."
+                f"first = {first}, count = {count}, num_clients = {num_clients}: give all three, or for a site its "
+                "count alone, of at least 1."
             )
+        else:
+            self._share = None
         if streams.is_seeded and not simulated:
             raise ValueError("noise from a seed protects nobody: seeded streams are for simulations only.")
         self.first, self.count, self.num_clients, self.run = first, count, num_clients, run
         self._rows, self._plans, self._streams, self._simulated = rows, dict(plans), streams, simulated
+        self._filed_as, self._allows_unnoised = filed_as or run, simulated or allows_unnoised
         self._ledger = node_ledger if node_ledger is not None else MemoryLedger()
+
+    @property
+    def is_site(self) -> bool:
+        """Whether the node brings its own clients, whose numbers in the run are the server's to give."""
+        return self._share is None
+
+    @property
+    def max_client(self) -> int:
+        """Largest number of a client that can be asked for: of the run's, or of the site's own, from 0."""
+        return (self.count if self.num_clients is None else self.num_clients) - 1
 
     def answer(self, request: MessageRequest) -> ModulatedResult:
         """Make the messages of one round.
@@ -137,24 +161,28 @@ class ModulatedCohort:
             From the ledger; nothing may be sent then. A budget can be passed here only by requests served at the
             same time.
         """
-        variant = self._variant(request)
-        took_part, out_of_budget = request.clients, request.clients[:0]
+        variant, place = self._variant(request), self._place(request)
+        clients = place.own(request.clients)
+        took_part, out_of_budget = clients, clients[:0]
         name = self._name(request.variant, variant)
         replay = self._streams.is_seeded
         if variant.plan is not None:
-            asked = variant.plan.cohort_release(request.clients, request.round)
+            asked = variant.plan.cohort_release(clients, request.round)
             allowed = self._ledger.affordable(name, asked, replay=replay, budget=variant.budget)
-            took_part, out_of_budget = request.clients[allowed], request.clients[~allowed]
-        parts = list(self._parts(request, variant, took_part))
+            took_part, out_of_budget = clients[allowed], clients[~allowed]
+        parts = list(self._parts(request, variant, place, took_part))
         arrays = _joined(parts, request, variant)
+        told = took_part + place.offset, out_of_budget + place.offset
         if variant.plan is None:
-            return ModulatedResult(arrays, took_part, out_of_budget, None)
+            note = f"{took_part.size} records left without noise"
+            self._ledger.note(name, int(took_part[0]) if took_part.size else -1, request.round, note)
+            return ModulatedResult(arrays, *told, None)
         release = variant.plan.cohort_release(took_part, request.round)
         clipped = sum(part.clipped for part in parts)
         note = f"{clipped} of {took_part.size} records were clipped to norm {variant.bound!r}"
         digests = {part.first: part.digest for part in parts}
         self._ledger.record_cohort(name, digests, release, replay=replay, budget=variant.budget, note=note)
-        return ModulatedResult(arrays, took_part, out_of_budget, release)
+        return ModulatedResult(arrays, *told, release)
 
     def _variant(self, request: MessageRequest) -> VariantPlan:
         """The node's own plan for a request, once all of the request is allowed."""
@@ -166,7 +194,12 @@ class ModulatedCohort:
         if variant is None:
             known = ", ".join(map(repr, self._plans))
             raise ValueError(f"variant {request.variant!r} is not one of this run, which has {known}.")
-        if not (self._simulated or (_is_own(request.variant, variant) and variant.plan is not None)):
+        if variant.plan is None and not self._allows_unnoised:
+            raise ValueError(
+                f"variant {request.variant!r} sends records without noise, which on a real node its owner alone can "
+                'allow: list "none" under privacy in the node\'s policy file.'
+            )
+        if variant.plan is not None and not (self._simulated or _is_own(request.variant, variant)):
             raise ValueError(
                 f"variant {request.variant!r} is for simulations only: it would spend the clients' budgets again."
             )
@@ -179,22 +212,24 @@ class ModulatedCohort:
             raise ValueError(
                 f"{len(request.directions)} directions were sent, and this run has {wave.num_directions}."
             )
-        clients = request.clients
-        if clients.size and not self.first <= clients[0] <= clients[-1] < self.first + self.count:
-            raise ValueError(
-                f"clients {clients[0]} to {clients[-1]} were asked, and this node hosts {self.count} from {self.first}."
-            )
         return variant
 
+    def _place(self, request: MessageRequest) -> Place:
+        if self._share is None:
+            return Place.of_site(self.count, request)
+        if request.num_clients is not None:
+            raise ValueError("this node has a share of all clients, and a request numbered them anew.")
+        return self._share
+
     def _name(self, name: str, variant: VariantPlan) -> str:
-        return self.run if _is_own(name, variant) else f"{self.run}-{name}"
+        return self._filed_as if _is_own(name, variant) else f"{self._filed_as}-{name}"
 
     def _parts(
-        self, request: MessageRequest, variant: VariantPlan, clients: NDArray[np.int64]
+        self, request: MessageRequest, variant: VariantPlan, place: Place, clients: NDArray[np.int64]
     ) -> Iterator[_Part]:
         """What the asked clients of each block send."""
-        grid = variant.grid(self.num_clients)
-        for members, block in self._blocks(request, variant, clients):
+        grid = variant.grid(place.num_clients)
+        for members, block in self._blocks(request, variant, place, clients):
             arrays: Arrays
             if variant.mechanism == "gradient":
                 arrays = {"gradients": block.messages}
@@ -207,11 +242,11 @@ class ModulatedCohort:
             yield _Part(int(members[0]), arrays, _digest(members, arrays), block.clipped)
 
     def _blocks(
-        self, request: MessageRequest, variant: VariantPlan, clients: NDArray[np.int64]
+        self, request: MessageRequest, variant: VariantPlan, place: Place, clients: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], Encoded]]:
         encode = encode_gradients if variant.mechanism == "gradient" else encode_messages
         needed = words_needed(variant, request.dimension)
-        for part in blocks_of(clients, self._block):
+        for part in blocks_of(clients, block_size(place.num_clients)):
             members = clients[part]
             first, last = int(members[0]), int(members[-1]) + 1
             features, targets = self._rows(first, last)
@@ -219,7 +254,7 @@ class ModulatedCohort:
                 kind: self._streams.words_of(
                     f"message-{kind}/{request.variant}",
                     round=request.round,
-                    first=first,
+                    first=first + place.offset,  # else the first clients of all sites had the same noise
                     count=last - first,
                     words_each=number,
                 )

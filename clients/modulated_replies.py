@@ -28,6 +28,7 @@ from fedveil.wire import (
     PARTITION,
     PARTITIONS,
     ROWS,
+    SCHEMA,
     SOURCE,
     encode_clients,
     encode_releases,
@@ -37,7 +38,11 @@ __all__ = ["handle_identify_modulated", "handle_message"]
 
 
 def handle_identify_modulated(
-    cohort: ModulatedCohort, partition: int, num_partitions: int, fingerprint: Mapping[str, str]
+    cohort: ModulatedCohort,
+    partition: int,
+    num_partitions: int,
+    fingerprint: Mapping[str, str],
+    schema: str | None = None,
 ) -> RecordDict:
     """Answer the server's question who is here.
 
@@ -48,27 +53,30 @@ def handle_identify_modulated(
         Which share of the clients this node hosts, of how many shares.
     fingerprint : mapping of str to str
         Library version and source hash, from :func:`fedveil.wire.fingerprint`.
+    schema : str, optional
+        Digest of the public description of the records, where this node brings its own.
 
     Returns
     -------
     RecordDict
         ``config`` with ``partition-id``, ``num-partitions``, ``first`` and ``count`` (the consecutive clients of this
-        node), ``library`` and ``source``.
+        node), ``library`` and ``source``. A site says ``schema`` and no ``first``: of its records it tells how many
+        they are, and nothing else.
     """
-    return RecordDict(
+    answer = ConfigRecord(
         {
-            CONFIG: ConfigRecord(
-                {
-                    PARTITION: partition,
-                    PARTITIONS: num_partitions,
-                    FIRST: cohort.first,
-                    COUNT: cohort.count,
-                    LIBRARY: fingerprint[LIBRARY],
-                    SOURCE: fingerprint[SOURCE],
-                }
-            )
+            PARTITION: partition,
+            PARTITIONS: num_partitions,
+            COUNT: cohort.count,
+            LIBRARY: fingerprint[LIBRARY],
+            SOURCE: fingerprint[SOURCE],
         }
     )
+    if cohort.first is not None:
+        answer[FIRST] = cohort.first
+    if schema is not None:
+        answer[SCHEMA] = schema
+    return RecordDict({CONFIG: answer})
 
 
 def handle_message(
@@ -95,7 +103,7 @@ def handle_message(
     ValueError
         If the request lacks something or is not one for this node, or its ledger refuses.
     """
-    result = cohort.answer(read_request(request, cohort.num_clients - 1))
+    result = cohort.answer(read_request(request, cohort.max_client, at_site=cohort.is_site))
     rows = () if result.release is None else (result.release.release,)
     return RecordDict(
         {

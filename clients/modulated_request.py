@@ -18,7 +18,9 @@ from fedveil.wire import (
     COEFFICIENTS,
     CONFIG,
     DIRECTIONS,
+    FIRST,
     MECHANISM,
+    NUM_CLIENTS,
     REPLY,
     ROUND,
     RUN,
@@ -27,13 +29,16 @@ from fedveil.wire import (
     Mechanism,
     decode_clients,
 )
+from fedveil.wire_arrays import read_as_labelled
 
 __all__ = ["MessageRequest", "read_request"]
 
 _KEYS = (ROUND, RUN, REPLY, CLIENT_MASK, MECHANISM, VARIANT)
+_NUMBERING = (FIRST, NUM_CLIENTS)
 # Standardised features are of order 1. Beyond these a record within its public range could overflow, and the error
 # would tell of it.
 _LARGEST = 1e12
+_LARGEST_RUN = 2**40  # clients; beyond it a ledger could not file them
 
 FloatArray = NDArray[np.float64]
 
@@ -58,6 +63,8 @@ class MessageRequest:
         Orthonormal rows.
     center, spread : float64 array (d,), optional
         Estimated means and spreads of the features, released before; both or none.
+    first, num_clients : int, optional
+        At a site: the run's number of its first client, and the clients of the run; both or none.
 
     Raises
     ------
@@ -75,6 +82,8 @@ class MessageRequest:
     directions: FloatArray
     center: FloatArray | None = None
     spread: FloatArray | None = None
+    first: int | None = None
+    num_clients: int | None = None
 
     def __post_init__(self) -> None:
         """Check every array."""
@@ -104,6 +113,8 @@ class MessageRequest:
         if self.center is not None and self.mechanism == "range":
             raise ValueError(f"{CENTER} and {SPREAD} make no sense in the request that is to estimate them.")
         object.__setattr__(self, "directions", check_directions(self.directions, self.dimension))
+        if (self.first, self.num_clients) != (None, None):
+            _check_numbering(self.first, self.num_clients)
 
     @property
     def dimension(self) -> int:
@@ -111,16 +122,19 @@ class MessageRequest:
         return len(self.coefficients) - 1
 
 
-def read_request(request: RecordDict, max_client: int) -> MessageRequest:
+def read_request(request: RecordDict, max_client: int, *, at_site: bool = False) -> MessageRequest:
     """Read a request from the wire.
 
     Parameters
     ----------
     request : RecordDict
         ``arrays`` with ``coefficients`` (d + 1,), ``directions`` (m, d) and perhaps ``center`` and ``spread`` (d,), all
-        float64; ``config`` with ``server-round``, ``run``, ``reply``, ``client-mask``, ``mechanism``, ``variant``.
+        float64; ``config`` with ``server-round``, ``run``, ``reply``, ``client-mask``, ``mechanism``, ``variant``, and
+        for a site ``first`` and ``num-clients``.
     max_client : int
-        Largest client of the run.
+        Largest client of the run; at a site its own largest, counted from 0.
+    at_site : bool
+        Whether the node brings its own records, whose numbers in the run the request tells.
 
     Raises
     ------
@@ -130,29 +144,47 @@ def read_request(request: RecordDict, max_client: int) -> MessageRequest:
     arrays, config = request.get(ARRAYS), request.get(CONFIG)
     if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
         raise ValueError(f"a request needs an ArrayRecord {ARRAYS!r} and a ConfigRecord {CONFIG!r}.")
-    missing = [key for key in _KEYS if key not in config] + [
+    missing = [key for key in (*_KEYS, *(_NUMBERING if at_site else ())) if key not in config] + [
         name for name in (COEFFICIENTS, DIRECTIONS) if name not in arrays
     ]
     if missing:
         raise ValueError(f"a request for messages needs {missing[0]!r}.")
+    if not at_site and (told := [key for key in _NUMBERING if key in config]):
+        raise ValueError(
+            f"{told[0]} is for sites that bring their own records, and this node has a share of all."
+        )
     reply = config[REPLY]
     if reply not in ("sum", "each"):
         raise ValueError(f"{REPLY} must be 'sum' or 'each' where clients hold one record, got {reply!r}.")
     values = {
-        name: arrays[name].numpy() for name in (COEFFICIENTS, DIRECTIONS, CENTER, SPREAD) if name in arrays
+        name: read_as_labelled(name, arrays[name], np.dtype(np.float64), finite=False)
+        for name in (COEFFICIENTS, DIRECTIONS, CENTER, SPREAD)
+        if name in arrays
     }
-    for name, value in values.items():
-        if value.dtype != np.float64:
-            raise ValueError(f"{name} must be float64, got {value.dtype}.")
+    first, num_clients = (config[key] for key in _NUMBERING) if at_site else (None, None)
+    start = 0 if first is None else _check_numbering(first, num_clients)
     return MessageRequest(
         round=cast(int, config[ROUND]),
         run=str(config[RUN]),
         variant=str(config[VARIANT]),
         mechanism=cast(Mechanism, config[MECHANISM]),
-        clients=decode_clients(cast(bytes, config[CLIENT_MASK]), max_client),
+        clients=decode_clients(cast(bytes, config[CLIENT_MASK]), start + max_client, start),
         each=reply == "each",
+        first=cast(int | None, first),
+        num_clients=cast(int | None, num_clients),
         **_named(values),
     )
+
+
+def _check_numbering(first: object, num_clients: object) -> int:
+    """Refuse numbers of clients that there cannot be, before anything is as large as they say; the first one."""
+    for key, value, least in ((FIRST, first, 0), (NUM_CLIENTS, num_clients, 1)):
+        if type(value) is not int or not least <= value <= _LARGEST_RUN:  # no bools
+            raise ValueError(
+                f"{key} must be a whole number from {least} to {_LARGEST_RUN} where a site brings its own records, got "
+                f"{value!r}."
+            )
+    return cast(int, first)
 
 
 def _named(values: Mapping[str, NDArray[np.float64]]) -> dict[str, FloatArray]:

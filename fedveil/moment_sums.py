@@ -2,7 +2,8 @@
 
 Clients are numbered from 0 and grouped into blocks of consecutive ones. A block is summed in float64 by matrix
 operations, rounded once to a public fixed-point grid, and added in int64, which is exact in any order. A node hosts
-whole blocks, so that how clients are split over nodes changes no bit.
+whole blocks, so that how clients are split over nodes changes no bit. Where nodes bring their own clients, blocks begin
+at each node's first.
 """
 
 from __future__ import annotations

@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from fedveil import wire
 from fedveil.strategies.roll_call import FleetError, call_roll
 
-__all__ = ["Census", "identify_nodes"]
+__all__ = ["Census", "identify_nodes", "identify_sites"]
+
+LARGEST_SITE = 2**24
+"""Records of one site: a node that claims more would have the server set memory aside for them."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Census:
         Flower node id to its first client and how many it hosts, which may be none.
     num_clients : int
         Clients 0 to ``num_clients - 1``, each with one record.
+    at_sites : bool
+        Whether nodes bring their own records: their clients' numbers are then the server's to give.
 
     Raises
     ------
@@ -36,6 +41,7 @@ class Census:
 
     ranges: Mapping[int, tuple[int, int]]
     num_clients: int
+    at_sites: bool = False
 
     def __post_init__(self) -> None:
         """Check that the ranges are exactly all clients, and put them in order."""
@@ -60,6 +66,10 @@ class Census:
     def num_nodes(self) -> int:
         """Nodes that host at least one client."""
         return len(self.ranges)
+
+    def origin(self, node: int) -> int:
+        """The client at which the blocks of a node's sums begin: the first of all, or of its own at a site."""
+        return self.ranges[node][0] if self.at_sites else 0
 
     def by_node(self, clients: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
         """The given clients (sorted) under the node that hosts each, nodes in the order of their clients."""
@@ -109,6 +119,59 @@ def identify_nodes(
     census = Census(ranges, num_clients)
     nodes = "1 node serves" if census.num_nodes == 1 else f"{census.num_nodes} nodes serve"
     say(f"{nodes} {num_clients} clients of one record each")
+    return census
+
+
+def identify_sites(
+    grid: Grid,
+    *,
+    expected: Mapping[str, str],
+    schema: str,
+    timeout: float,
+    say: Callable[[str], None],
+) -> Census:
+    """Wait until every site is there, ask each how many records it has, and number them by the order of partitions.
+
+    Parameters
+    ----------
+    expected : mapping
+        Library version and source hash of the server; a node with others runs other code.
+    schema : str
+        Digest of the server's public description of records; a site must have the same.
+    timeout : float
+        Seconds to wait for all nodes, and again for all answers.
+
+    Raises
+    ------
+    FleetError
+        If nodes are missing, run other code, describe their records in another way, fail, are there twice, or say a
+        number of records that there cannot be.
+    """
+    ranges: dict[int, tuple[int, int]] = {}
+    reached = 0
+    present = call_roll(grid, expected=expected, timeout=timeout, schema=schema)
+    for index, (node, name, answer) in enumerate(present):
+        if answer[wire.PARTITION] != index:
+            raise FleetError(
+                f"{name} is there and node {index} is not: give every node its own partition-id, from 0 to "
+                f"{len(present) - 1}."
+            )
+        count = answer.get(wire.COUNT)
+        if type(count) is not int or not 1 <= count <= LARGEST_SITE:  # no bools
+            raise FleetError(
+                f"{name} says that it has {count!r} records; a site has 1 to {LARGEST_SITE}: look at its data-path, or "
+                "start the run without it."
+            )
+        if count == 1:
+            say(
+                f"{name} has one record: the sums that it sends are that record's own message, with its label in the "
+                "clear where labels are not private"
+            )
+        ranges[node] = (reached, count)
+        reached += count
+    census = Census(ranges, reached, at_sites=True)
+    sites = "1 site brings" if census.num_nodes == 1 else f"{census.num_nodes} sites bring"
+    say(f"{sites} {reached} clients of one record each")
     return census
 
 

@@ -20,7 +20,7 @@ import fedveil
 from fedveil.artifacts import RunFolder
 from fedveil.cli import cli
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import load_regression
+from fedveil.config.modulated_data import load_regression
 from fedveil.quantization import decode_quantized
 from fedveil.strategies.hooks.quantize import DEFAULT_SCHEMES
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from fedveil.config import ConfigError
-from fedveil.config.modulated_planning import load_regression
+from fedveil.config.modulated_data import load_regression
 from fedveil.run import InProcessGrid
 
 SCHEMA = """\

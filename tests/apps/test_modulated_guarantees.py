@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from fedveil.artifacts import NodeLedger, RunFolder
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import load_regression
+from fedveil.config.modulated_data import load_regression
 
 DELTA = 1e-5
 

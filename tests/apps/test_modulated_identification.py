@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.artifacts import RunFolder
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import load_regression
+from fedveil.config.modulated_data import load_regression
 
 INTERVAL = {"least-squares", "standard-error", "lower", "upper"}
 

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Message
 
 from fedveil import wire
-from fedveil.config import modulated_planning
+from fedveil.config import modulated_data
 from fedveil.strategies import NoGoodReplies
 from fedveil.strategies.message_rounds import MessageRounds
 
@@ -123,7 +123,7 @@ def test_another_record_changes_the_noised_sums_of_its_node_and_no_other_field(
     worlds = []
     for record in ("4,4,33", "0,9,33"):
         table.write_text("\n".join(["a,b,y", *rows[:33], record, *rows[34:]]))
-        modulated_planning._load.cache_clear()
+        modulated_data._load.cache_clear()
         if "modulated_app.client_app" in sys.modules:
             sys.modules["modulated_app.client_app"].host.cache_clear()
         worlds.append(modulated(settings, nodes=8))

@@ -17,7 +17,7 @@ import pytest
 
 from fedveil import wire
 from fedveil.artifacts import NodeLedger, RunFolder
-from fedveil.config import modulated_planning
+from fedveil.config import modulated_data
 from fedveil.privacy import Modulation, gaussian_mu, plan_messages
 from fedveil.run.app import find_app
 
@@ -477,7 +477,7 @@ def test_a_seeded_run_whose_records_changed_sends_nothing_with_the_noise_of_befo
     assert killed.returncode == 0, killed.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     table.write_text("\n".join(["a,b,y", "6,4,0", *rows[1:]]))
-    modulated_planning._load.cache_clear()
+    modulated_data._load.cache_clear()
     result = modulated_run({}, "--resume", folder, "--num-supernodes", "1")
     assert result.exit_code == 1
     assert "sent something else before in round 1" in result.stderr

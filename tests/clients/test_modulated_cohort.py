@@ -295,7 +295,7 @@ def test_clients_of_other_nodes_are_refused() -> None:
         node(1, 2).answer(request([0]))
 
 
-@pytest.mark.parametrize("variant", ["private", "lambda-0", "dp-sgd", "no-privacy"])
+@pytest.mark.parametrize("variant", ["private", "lambda-0", "dp-sgd"])
 def test_a_node_that_is_not_simulated_gives_nothing_but_the_run_itself(variant: str) -> None:
     own = node(streams=Streams.system(), simulated=False)
     with pytest.raises(ValueError, match="is for simulations only"):

@@ -121,7 +121,7 @@ NAN = np.array([0.0, np.nan, 0.0])
         ({"coefficients": np.zeros((2, 2))}, {}, "coefficients must be one per feature"),
         ({"coefficients": np.array([np.inf, 0, 0, 0])}, {}, "coefficients must be 4 finite numbers"),
         ({"coefficients": np.full(4, 1e13)}, {}, "coefficients must be 4 finite numbers"),
-        ({"coefficients": np.zeros(D + 1, dtype=np.float32)}, {}, "coefficients must be float64"),
+        ({"coefficients": np.zeros(D + 1, dtype=np.float32)}, {}, "expected numpy.ndarray float64"),
         ({"directions": np.eye(D)}, {}, "give at most 2"),
         ({"directions": 2 * np.eye(D)[:1]}, {}, "away from orthonormal"),
         ({"directions": np.full((1, D), np.nan)}, {}, "NaN or infinity"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.config.modulated_planning import Regression
+from fedveil.config.modulated_data import Regression
 
 from .methods import Ranges
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedveil import wire
 from fedveil.artifacts import RunFolder
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import load_regression
+from fedveil.config.modulated_data import load_regression
 from fedveil.config.places import secret_keys
 from fedveil.strategies.hooks import FinishedRun
 

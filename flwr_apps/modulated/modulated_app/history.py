@@ -36,12 +36,14 @@ class History:
         self.metrics: list[dict[str, Any]] = []
         self.releases: tuple[CohortRelease, ...] = ()
         self.assumed: tuple[CohortRelease, ...] = ()
+        self.pending: tuple[CohortRelease, ...] = ()  # of attempts of a round that is not done
         self.directions: list[NDArray[np.float64]] = []
         self.ranges: Ranges | None = None
         self.compared: list[dict[str, Any]] = []
         self.begun: list[str] = []  # comparators
         self.problem: str | None = None
-        self._packed: dict[int, NDArray[np.uint8]] = {}  # the cohorts live as long as this does
+        # what a checkpoint holds of each cohort, which lives as long as this does
+        self._packed: dict[int, tuple[NDArray[np.uint8], dict[str, Any]]] = {}
         if checkpoint is not None:
             self._restore(checkpoint)
 
@@ -59,7 +61,8 @@ class History:
             self.directions.append(outcome.directions)
 
     def pay(self, releases: Iterable[CohortRelease], assumed: Iterable[CohortRelease]) -> None:
-        """Take in messages."""
+        """Take in messages, those of all attempts of a round."""
+        self.pending = ()
         self.releases += tuple(releases)
         self.assumed += tuple(assumed)
 
@@ -73,14 +76,19 @@ class History:
     ) -> Checkpoint:
         """All that a resumed run needs to end like an unbroken one."""
         optimizer: Arrays = {f"state/{name}": np.asarray(value) for name, value in state.items()}
-        optimizer |= {f"directions/{k:06d}": value for k, value in enumerate(self.directions)}
+        if self.directions:
+            optimizer["directions"] = np.stack(self.directions)
         if self.ranges is not None:
             optimizer |= {"ranges/center": self.ranges[0], "ranges/spread": self.ranges[1]}
         rows: list[dict[str, Any]] = []
-        for kind, cohorts in (("reply", self.releases), ("assumed", self.assumed)):
+        packed: list[NDArray[np.uint8]] = []
+        for kind, cohorts in (("reply", self.releases), ("assumed", self.assumed + self.pending)):
             for cohort in cohorts:
-                optimizer[f"cohorts/{len(rows):06d}"] = self._packed_clients(cohort)
-                rows.append({"source": kind, "row": asdict(cohort.release)})
+                clients, row = self._kept(cohort)
+                packed.append(clients)
+                rows.append({"source": kind, "row": row, "bytes": len(clients)})
+        # one array of all, not one a round: thousands of them would take long to write
+        optimizer["cohorts"] = np.concatenate([np.zeros(0, np.uint8), *packed])
         return Checkpoint(
             round=server_round,
             arrays={wire.COEFFICIENTS: coefficients},
@@ -97,24 +105,27 @@ class History:
             },
         )
 
-    def _packed_clients(self, cohort: CohortRelease) -> NDArray[np.uint8]:
-        """Who sent, as bytes; packed once, for a checkpoint of every round holds all rounds."""
+    def _kept(self, cohort: CohortRelease) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Who sent, as bytes, and the row; made once, for a checkpoint of every round holds all rounds."""
         if id(cohort) not in self._packed:
-            self._packed[id(cohort)] = np.frombuffer(wire.encode_clients(cohort.clients), np.uint8)
+            clients = np.frombuffer(wire.encode_clients(cohort.clients), np.uint8)
+            self._packed[id(cohort)] = clients, asdict(cohort.release)
         return self._packed[id(cohort)]
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         arrays = checkpoint.optimizer
         # the initial model is evaluated again
         self.metrics = list(checkpoint.metrics) if checkpoint.round else []
-        self.directions = [arrays[name] for name in sorted(arrays) if name.startswith("directions/")]
+        self.directions = list(arrays.get("directions", ()))
         if "ranges/center" in arrays:
             self.ranges = arrays["ranges/center"], arrays["ranges/spread"]
         self.compared = list(checkpoint.extra["compared"])
         self.begun = list(checkpoint.extra["begun"])
         self.problem = checkpoint.extra["problem"]
-        for index, entry in enumerate(checkpoint.extra["cohorts"]):
-            clients = wire.decode_clients(arrays[f"cohorts/{index:06d}"].tobytes(), self.num_clients - 1)
+        entries = checkpoint.extra["cohorts"]
+        ends = np.cumsum([entry["bytes"] for entry in entries], dtype=np.int64)[:-1]
+        for entry, packed in zip(entries, np.split(arrays["cohorts"], ends), strict=False):
+            clients = wire.decode_clients(packed.tobytes(), self.num_clients - 1)
             cohort = CohortRelease(Release(**entry["row"]), clients)
             if entry["source"] == "reply":
                 self.releases += (cohort,)

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import MAIN, Regression
+from fedveil.config.modulated_data import Regression
+from fedveil.config.modulated_planning import MAIN
+from fedveil.privacy import CohortRelease
 from fedveil.strategies import Census, LocalDPSGD, ModulatedIterative, ModulatedOneShot, ModulatedOutcome
 from fedveil.strategies.attendance import Participation
 from fedveil.strategies.message_strategy import MessageStrategy
@@ -42,6 +44,7 @@ def strategy_of(
     fitting: Fitting,
     *,
     on_round: Callable[[ModulatedOutcome], None] | None = None,
+    on_repeat: Callable[[int, tuple[CohortRelease, ...]], None] | None = None,
     completed_rounds: int = 0,
 ) -> MessageStrategy:
     """The strategy of the main method ("main") or of a comparator, by its name in the configuration."""
@@ -58,6 +61,9 @@ def strategy_of(
         "ranges": None if name in ("dp-sgd", "no-privacy") else fitting.ranges,
         "completed_rounds": completed_rounds,
         "on_round": on_round,
+        "on_repeat": on_repeat,
+        "min_replies": config.min_replies,
+        "round_attempts": config.round_attempts,
         "say": fitting.say if name == MAIN else _silent,
     }
     if name == "dp-sgd":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import (
-    MAIN,
-    comparison_rounds,
-    load_regression,
-    main_releases,
-    variant_plans,
-)
+from fedveil.config.modulated_data import Regression, load_regression, load_site
+from fedveil.config.modulated_planning import MAIN, comparison_rounds, main_releases, variant_plans
+from fedveil.config.sites import PLACEHOLDER, site_data, uses_sites
 from fedveil.privacy import gaussian_epsilon, rounded_up
 
 from .statements import announce
@@ -33,7 +31,7 @@ def plan(config: ModulatedConfig, say: Callable[[str], None]) -> None:
     ConfigError
         As the run itself would, before any node is asked.
     """
-    problem = load_regression(config)
+    problem = _counted(config)
     plans = variant_plans(config, problem, simulated=True)
     announce(config, problem, plans, seeded=config.seed is not None, say=say)
     table = Table(box=None, pad_edge=False)
@@ -66,7 +64,7 @@ def plan(config: ModulatedConfig, say: Callable[[str], None]) -> None:
         )
     Console(width=_WIDTH, highlight=False, markup=False).print(table)
     main = plans[MAIN].plan
-    if main is None:
+    if main is None or not problem.num_clients:
         return
     wave = config.modulation
     noise = (main.sigma**2 + wave.amplitude**2 / (2 * wave.num_directions)) / wave.scale**2
@@ -86,6 +84,20 @@ def plan(config: ModulatedConfig, say: Callable[[str], None]) -> None:
         f"sqrt(d/K), K = {count} {what}); intervals of single coefficients need its smallest eigenvalue above about "
         f"ten times that, and a record has norm at most {problem.bound:.3g}"
     )
+
+
+def _counted(config: ModulatedConfig) -> Regression:
+    """The data of the run; of simulated sites the files on this machine are counted, from site 0 on."""
+    problem = load_regression(config)
+    if not uses_sites(config) or PLACEHOLDER not in config.data_path:
+        return problem
+    found = 0
+    for site in itertools.count():
+        place = site_data(config, {}, site, simulated=True)
+        if not Path(place.path).exists():
+            break
+        found += load_site(config, place, f"site {site}").num_clients
+    return problem.of_sites(found)
 
 
 def shares_by_messages(config: ModulatedConfig, num_clients: int) -> NDArray[np.float64]:

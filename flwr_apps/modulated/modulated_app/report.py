@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import MAIN, RANGE, Regression
+from fedveil.config.modulated_data import Regression
+from fedveil.config.modulated_planning import MAIN, RANGE
 from fedveil.privacy import (
     Intervals,
     ModulatedMoments,

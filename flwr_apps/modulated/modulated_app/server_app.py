@@ -17,13 +17,13 @@ from fedveil import wire
 from fedveil.artifacts import Checkpoint, RunFolder
 from fedveil.config import ConfigError
 from fedveil.config.modulated import ModulatedConfig
+from fedveil.config.modulated_data import Regression, load_regression
 from fedveil.config.modulated_planning import (
     MAIN,
     RANGE,
-    Regression,
     code_of_data,
     comparison_rounds,
-    load_regression,
+    refuse_empty_cohorts,
     variant_plans,
 )
 from fedveil.config.places import (
@@ -34,12 +34,15 @@ from fedveil.config.places import (
     secret_keys,
 )
 from fedveil.config.randomness import run_streams
+from fedveil.config.sites import check_run_path, schema_digest, uses_sites
 from fedveil.flower import is_simulation_grid
 from fedveil.plugins import resolve
-from fedveil.privacy import gaussian_epsilon
-from fedveil.strategies import MessageProgress, ModulatedOutcome, identify_nodes, range_round
+from fedveil.privacy import CohortRelease, gaussian_epsilon
+from fedveil.strategies import MessageProgress, ModulatedOutcome, identify_nodes, identify_sites, range_round
+from fedveil.strategies.attempts import check_attempts
 from fedveil.strategies.hooks import hook_names, hooks_after
 from fedveil.strategies.message_strategy import MessageStrategy
+from fedveil.strategies.prompt_grid import PromptGrid
 from fedveil.threads import set_threads
 
 from .comparison import comparison_lines, privacy_of
@@ -64,7 +67,12 @@ def main(grid: Grid, context: Context) -> None:
     """Run modulated learning; whatever is wrong with settings or data stops here, before any node is asked."""
     config = ModulatedConfig.from_run_config(context.run_config)
     simulated = is_simulation_grid(grid)
+    if not simulated:
+        grid = PromptGrid(grid)
     streams = run_streams(config, simulated=simulated)
+    sites = uses_sites(config)
+    if sites:
+        check_run_path(config, simulated=simulated)
     set_threads(config.threads_per_node)
     problem = load_regression(config)
     plans = variant_plans(config, problem, simulated=simulated)
@@ -74,15 +82,31 @@ def main(grid: Grid, context: Context) -> None:
     announce(config, problem, plans, seeded=streams.is_seeded, say=say)
     resumed = open_resumed(config) if config.resume else None
     checkpoint = resumed.load_checkpoint() if resumed else None
-    facts = {"code": code[wire.SOURCE], "data": public_digest(problem)}
+    facts: dict[str, Any] = {"code": code[wire.SOURCE], "data": public_digest(problem)}
     if resumed and checkpoint:
         require_same_hash(config, checkpoint, resumed.path)
         check_unchanged(checkpoint, facts, resumed.path, simulated=simulated)
     else:
         check_writable(config)
-    census = identify_nodes(
-        grid, expected=code, num_clients=problem.num_clients, timeout=config.round_timeout, say=say
-    )
+    if sites:  # only now the server knows how many records there are
+        census = identify_sites(
+            grid,
+            expected=code,
+            schema=schema_digest(problem.data.schema),
+            timeout=config.round_timeout,
+            say=say,
+        )
+        problem = problem.of_sites(census.num_clients)
+        refuse_empty_cohorts(config, census.num_clients)
+        counted = {"number of records at each site": [count for _, count in census.ranges.values()]}
+        if resumed and checkpoint:
+            check_unchanged(checkpoint, counted, resumed.path, simulated=simulated)
+        facts |= counted
+    else:
+        census = identify_nodes(
+            grid, expected=code, num_clients=problem.num_clients, timeout=config.round_timeout, say=say
+        )
+    check_attempts(config.min_replies, config.round_attempts, census.num_nodes)
     folder = resumed or RunFolder.create(
         output_root(config), APP, config.to_run_config(), redact=secret_keys(config)
     )
@@ -102,6 +126,14 @@ def main(grid: Grid, context: Context) -> None:
             history.pay((), (own_plan(plans[RANGE]).cohort_release(np.arange(problem.num_clients), 0),))
     elif RANGE in plans and history.ranges is None:
         variant = plans[RANGE]
+        start = np.zeros(problem.num_features + 1)
+
+        def on_repeat(sent: tuple[CohortRelease, ...]) -> None:
+            # and what may leave when the clients are asked again: a run that dies does not ask them a third time
+            again = own_plan(variant).cohort_release(np.arange(problem.num_clients), 0)
+            history.pending = (*sent, again)
+            folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
+
         found = range_round(
             grid,
             census,
@@ -114,12 +146,15 @@ def main(grid: Grid, context: Context) -> None:
             label_scale=variant.label_scale,
             largest_label=variant.largest_label if variant.label_scale is None else None,
             timeout=config.round_timeout,
+            min_replies=config.min_replies,
+            round_attempts=config.round_attempts,
+            repeats_itself=streams.is_seeded,
+            on_repeat=on_repeat,
             say=say,
         )
         history.ranges = found.center, found.spread
         history.pay(found.releases, found.assumed)
         # at once: asked again, clients would have spent more than the share
-        start = np.zeros(problem.num_features + 1)
         folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
     fitting = Fitting(config, problem, plans, census, streams, run, code, history.ranges, say)
     held_out = HeldOut.of(problem, history.ranges, problem.bound)
@@ -165,8 +200,17 @@ def fit(
         )
         say(lines.pop())  # not before it is saved: a resumed run draws other noise for a round that was not
 
+    def on_repeat(server_round: int, sent: tuple[CohortRelease, ...]) -> None:
+        # before nodes are asked again: a run that dies then must know what may have left already
+        history.pending = sent
+        folder.save_checkpoint(
+            history.checkpoint(
+                server_round - 1, strategy.coefficients, strategy.state(), config.config_hash, shared
+            )
+        )
+
     completed = checkpoint.round if checkpoint else 0
-    strategy = strategy_of(MAIN, fitting, on_round=on_round, completed_rounds=completed)
+    strategy = strategy_of(MAIN, fitting, on_round=on_round, on_repeat=on_repeat, completed_rounds=completed)
     start = np.zeros(problem.num_features + 1)
     if checkpoint and (state := History.state_of(checkpoint)):
         strategy.restore(state)
@@ -216,15 +260,18 @@ def compare(
     shared: Mapping[str, Any],
     figures: Figures,
 ) -> None:
-    """Run the comparators, each with every client's whole budget again: in simulations only."""
+    """Run the comparators, each with every client's whole budget again: in simulations only, but for no-privacy."""
     config = fitting.config
     names = [name for name in fitting.plans if name not in (MAIN, RANGE)]
     if not names:
         return
-    say(
-        f"comparing with {', '.join(names)}: study only, for each of them would spend every client's budget once "
-        "more; every figure is of one draw of its noise"
-    )
+    if names == ["no-privacy"]:
+        say("comparing with no-privacy: the clients' records leave their nodes without any noise")
+    else:
+        say(
+            f"comparing with {', '.join(names)}: study only, for each of them would spend every client's budget once "
+            "more; every figure is of one draw of its noise"
+        )
 
     def save() -> None:
         folder.save_checkpoint(
@@ -265,6 +312,9 @@ def compare(
                 "r2": found.r2,
                 "rmse": found.rmse,
                 "privacy": privacy_of(fitting.plans[name], config),
+                "coefficients": [
+                    value if math.isfinite(value) else str(value) for value in strategy.coefficients.tolist()
+                ],
             }
         )
         save()
@@ -281,11 +331,11 @@ def public_digest(problem: Regression) -> str:
 
 
 def check_unchanged(
-    checkpoint: Checkpoint, facts: Mapping[str, str], folder: Path, *, simulated: bool
+    checkpoint: Checkpoint, facts: Mapping[str, Any], folder: Path, *, simulated: bool
 ) -> None:
     """Refuse to go on with a run whose code, data or ledger are not what they were."""
     for name, now in facts.items():
-        if checkpoint.extra["facts"][name] != now:
+        if checkpoint.extra["facts"].get(name) != now:
             raise ConfigError(
                 f"the {name} is not what it was when the run in {folder} was interrupted: restore it, or start a new "
                 "run."

@@ -10,7 +10,8 @@ import numpy as np
 from fedveil import __version__
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_planning import MAIN, RANGE, Regression
+from fedveil.config.modulated_data import Regression
+from fedveil.config.modulated_planning import MAIN, RANGE
 from fedveil.privacy import (
     CohortRelease,
     Guarantee,
@@ -43,8 +44,9 @@ def announce(
     """Say what will run and what it will guarantee, before it starts."""
     data, schema = problem.data, problem.data.schema
     say(f"FedVeil {__version__}, modulated learning on {data.name}: {data.scaled}")
+    clients = f"{problem.num_clients} clients" if problem.num_clients else "clients of sites"
     say(
-        f"{problem.num_clients} clients with one record each, {problem.num_features} features and an intercept predict "
+        f"{clients} with one record each, {problem.num_features} features and an intercept predict "
         f"{schema.target!r}; {len(data.test)} public test records"
     )
     main = own_plan(plans[MAIN])

@@ -1,0 +1,59 @@
+"""A site's records stay what they were while a run lasts: budgets are filed by where records stand."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.artifacts import NodeLedger
+
+__all__ = ["RecordsChanged", "refuse_changed_records"]
+
+_NO_CLIENT = _NO_ROUND = -1
+
+
+class RecordsChanged(ValueError):
+    """A site's records are not those that it began a run with."""
+
+
+def refuse_changed_records(
+    ledger: NodeLedger,
+    run: str,
+    features: NDArray[np.float32],
+    targets: NDArray[np.float64],
+    site: str,
+) -> None:
+    """Compare the records with those of the run's first request; at that request, remember them.
+
+    A record that moved to another client's place would have that client's budget beside its own.
+
+    Parameters
+    ----------
+    ledger : NodeLedger
+        Keeps a digest, as private as the records, in the run's notes; it never leaves the node.
+    run : str
+        The run, as the ledger files it.
+    features, targets : arrays (n, d) and (n,)
+    site : str
+        The site, as an error names it.
+
+    Raises
+    ------
+    RecordsChanged
+        If they are others, or stand in another order.
+    """
+    digest = blake2b(repr(features.shape).encode(), digest_size=16)
+    for values in (features, targets):
+        digest.update(np.ascontiguousarray(values).tobytes())
+    found, key = digest.hexdigest(), (_NO_CLIENT, _NO_ROUND)
+    known = ledger.notes(run).get(key)
+    if known is None:
+        ledger.note(run, *key, found)
+    elif known != found:
+        raise RecordsChanged(
+            f"{site}: the records are not those that run {run!r} began with, and what was spent for each is known by "
+            "its place: put them back as they were, start a new run, or give every node of this machine a FEDVEIL_HOME "
+            "of its own."
+        )
