@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedveil.clients.cohort import Cohort, CohortResult
+from fedveil.privacy import Known
 from fedveil.wire import (
     ARRAYS,
     CLIENTS,
@@ -34,6 +35,7 @@ from fedveil.wire import (
     ROUND,
     ROWS,
     RUN,
+    SCHEMA,
     SOURCE,
     ReplyMode,
     check_mode,
@@ -42,6 +44,10 @@ from fedveil.wire import (
     encode_releases,
     from_fixed,
 )
+from fedveil.wire_arrays import read_exactly
+
+_LARGEST_ROUND = 2**31 - 1
+_KNOWN_BYTES = 1024  # what is known of a client takes less, as JSON
 
 __all__ = ["handle_identify", "handle_train", "make_train_reply"]
 
@@ -67,21 +73,21 @@ def handle_train(request: RecordDict, cohort: Cohort, fingerprint: Mapping[str, 
     Raises
     ------
     ValueError
-        If the request lacks something, is of another run, or asks for what this node cannot give.
+        If the request lacks something, holds something that is not what it must be, is of another run, or asks for what
+        this node cannot give. Nothing in it can take more memory than this node's own model and clients do.
     """
-    arrays, config = _request(request)
+    arrays, config = _request(request, cohort)
     run = str(config[RUN])
     if run != cohort.run:
         raise ValueError(f"the request is of run {run!r}, but this cohort was set up for run {cohort.run!r}.")
     mode = check_mode(str(config[REPLY]))
-    clients = cast("list[int]", config[CLIENTS])
-    known = config.get(KNOWN)
+    clients = _numbers(config, CLIENTS)
     result = cohort.train(
-        int(cast("int", config[ROUND])),
+        _round(config),
         arrays,
         clients,
-        known=decode_known(known) if isinstance(known, bytes) else None,
-        measure=frozenset(cast("list[int]", config.get(MEASURE, []))),
+        known=_known(config, len(clients)),
+        measure=frozenset(_numbers(config, MEASURE)),
         keep_updates=mode == "each",
     )
     return make_train_reply(result, arrays, mode, fingerprint)
@@ -140,7 +146,11 @@ def make_train_reply(
 
 
 def handle_identify(
-    cohort: Cohort, partition: int, num_partitions: int, fingerprint: Mapping[str, str]
+    cohort: Cohort,
+    partition: int,
+    num_partitions: int,
+    fingerprint: Mapping[str, str],
+    schema: str | None = None,
 ) -> RecordDict:
     """Answer the server's question who is here.
 
@@ -150,38 +160,76 @@ def handle_identify(
     partition, num_partitions : int
         Which share of the clients this node hosts, of how many shares.
     fingerprint : mapping of str to str
+    schema : str, optional
+        Digest of the public description of the records, where this node brings its own.
 
     Returns
     -------
     RecordDict
         ``config`` with ``partition-id``, ``num-partitions``, ``clients``, their public numbers of records
-        ``examples`` in the same order, ``library`` and ``source``.
+        ``examples`` in the same order, ``library`` and ``source``; and ``schema``, where one is given.
     """
-    return RecordDict(
+    answer = ConfigRecord(
         {
-            CONFIG: ConfigRecord(
-                {
-                    PARTITION: partition,
-                    PARTITIONS: num_partitions,
-                    CLIENTS: list(cohort.clients),
-                    EXAMPLES: [cohort.num_records(client) for client in cohort.clients],
-                    LIBRARY: fingerprint[LIBRARY],
-                    SOURCE: fingerprint[SOURCE],
-                }
-            )
+            PARTITION: partition,
+            PARTITIONS: num_partitions,
+            CLIENTS: list(cohort.clients),
+            EXAMPLES: [cohort.num_records(client) for client in cohort.clients],
+            LIBRARY: fingerprint[LIBRARY],
+            SOURCE: fingerprint[SOURCE],
         }
     )
+    if schema is not None:
+        answer[SCHEMA] = schema
+    return RecordDict({CONFIG: answer})
 
 
-def _request(request: RecordDict) -> tuple[dict[str, NDArray[np.floating]], ConfigRecord]:
-    """The arrays and the settings of a train request."""
+def _request(request: RecordDict, cohort: Cohort) -> tuple[dict[str, NDArray[np.floating]], ConfigRecord]:
+    """The arrays, which are those of this node's model, and the settings of a train request."""
     arrays, config = request.get(ARRAYS), request.get(CONFIG)
     if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
         raise ValueError(f"a train request needs an ArrayRecord {ARRAYS!r} and a ConfigRecord {CONFIG!r}.")
     missing = [key for key in (ROUND, CLIENTS, REPLY, RUN) if key not in config]
     if missing:
         raise ValueError(f"a train request needs {missing[0]!r} in its {CONFIG!r} record.")
-    return {name: array.numpy() for name, array in arrays.items()}, config
+    parameters = cohort.learner.module.named_parameters()
+    shapes = {name: tuple(value.shape) for name, value in parameters if value.requires_grad}
+    given = {name: tuple(array.shape) for name, array in arrays.items()}
+    if given != shapes:
+        raise ValueError(
+            f"the model that was sent has arrays {given}, but this node's model has {shapes}: "
+            "server and node must build the same model."
+        )
+    return {name: _parameter(name, array) for name, array in arrays.items()}, config
+
+
+def _parameter(name: str, array: Array) -> NDArray[np.floating]:
+    if array.dtype not in ("float32", "float64"):
+        raise ValueError(f"parameter {name!r} is {array.dtype}: a model must be sent as float32 or float64.")
+    return read_exactly(f"parameter {name!r}", array, np.dtype(array.dtype), tuple(array.shape))
+
+
+def _round(config: ConfigRecord) -> int:
+    value = config[ROUND]
+    if type(value) is not int or not 0 <= value <= _LARGEST_ROUND:  # no bools
+        raise ValueError(f"{ROUND} must be a whole number from 0 to {_LARGEST_ROUND}, got {value!r}.")
+    return value
+
+
+def _numbers(config: ConfigRecord, key: str) -> list[int]:
+    value = config.get(key, [])
+    if not isinstance(value, list) or not all(type(client) is int for client in value):  # no bools
+        raise ValueError(f"{key} must be a list of client numbers.")
+    return cast("list[int]", value)
+
+
+def _known(config: ConfigRecord, num_clients: int) -> dict[int, Known] | None:
+    known = config.get(KNOWN)
+    if known is None:
+        return None
+    if not isinstance(known, bytes) or len(known) > _KNOWN_BYTES * (num_clients + 1):
+        raise ValueError(f"{KNOWN} must be what is known of {num_clients} clients, as JSON.")
+    return decode_known(known)
 
 
 def _reply_arrays(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedveil.privacy import LossMoments
 from fedveil.privacy.membership_release import LARGEST_CLIP_NORM, LEAST_CLIP_NORM
 from fedveil.wire import ARRAYS, CLIENTS, CONFIG, ROUND, RUN, MalformedReply
+from fedveil.wire_arrays import read_as_labelled
 
 __all__ = [
     "DIFFERENCES",
@@ -157,7 +158,10 @@ class LossQuery:
             cast(Kind, config[_KIND]),
             tuple(cast("list[int]", pairs)),
             tuple(cast("list[float]", norms)),
-            {name: array.numpy() for name, array in arrays.items()},
+            {
+                name: read_as_labelled(name, array, np.dtype(np.float32), finite=False)
+                for name, array in arrays.items()
+            },
         )
         return query, tuple(cast("list[int]", clients))
 

@@ -2,7 +2,7 @@
 
 from fedveil.strategies.agenda import Agenda
 from fedveil.strategies.aggregation import CentralMechanism, central_update, weighted_mean
-from fedveil.strategies.census import Census, identify_nodes
+from fedveil.strategies.census import Census, identify_nodes, identify_sites
 from fedveil.strategies.fleet import Fleet, FleetError, identify
 from fedveil.strategies.knowledge import Knowledge
 from fedveil.strategies.local_dp_sgd import LocalDPSGD
@@ -47,6 +47,7 @@ __all__ = [
     "default_radius",
     "identify",
     "identify_nodes",
+    "identify_sites",
     "range_round",
     "ranges_of",
     "sample_fixed",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from fedveil import wire
 from fedveil.privacy import NOTHING, Known, Plan, Release
 from fedveil.strategies.knowledge import Knowledge
-from fedveil.strategies.replies import Row
 
 __all__ = ["Agenda"]
 
@@ -66,16 +65,12 @@ class Agenda:
         }
 
     def rows(self, client: int) -> tuple[Release, ...]:
-        """The ledger rows that the round costs a client, as far as the server may know them."""
+        """The ledger rows that the round costs a client, and that a reply owes; none where the server may not know."""
         plan = self.plans[client]
         if plan is None or plan.is_data_dependent:
             return ()
         known, measure = self.known.get(client, NOTHING), client in self.measuring
         return plan.rows(client, self.server_round, self.steps, known, measure=measure)
-
-    def owed_rows(self, client: int) -> frozenset[Row]:
-        """Name, step and relation of the rows that a reply owes for a client that took part."""
-        return frozenset((row.name, row.step, row.relation) for row in self.rows(client))
 
     def owed_values(self, client: int) -> dict[str, int]:
         """Names and lengths of what a client that took part releases beside its update."""
@@ -86,3 +81,11 @@ class Agenda:
         if plan is not None and plan.quantile is not None:
             sizes["quantile"] = 1
         return sizes
+
+    def sigmas(self, client: int) -> dict[str, float]:
+        """Names and planned noise of the same."""
+        plan = self.plans[client]
+        if plan is None:
+            return {}
+        planned = {"contribution": plan.contribution, "quantile": plan.quantile}
+        return {name: release.sigma for name, release in planned.items() if release is not None}

@@ -83,7 +83,7 @@ def ask_losses(
         )
         for node, clients in by_node.items()
     ]
-    replies = list(grid.send_and_receive(requests, timeout=timeout))
+    replies = list(grid.send_and_receive(requests, timeout=timeout)) if requests else []
     vectors: dict[int, NDArray[np.float64]] = {}
     releases, assumed = list[Release](), list[Release]()
     out_of_budget, failures = list[int](), list[str]()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.privacy import Release
-from fedveil.strategies.reply_arrays import BadReply, read_array
-
-_LAST_BITS = 1e-12
-"""Relative difference between machines in what both compute from the same settings; calibration rounds by more."""
+from fedveil.strategies.planned_rows import same_release, told
+from fedveil.strategies.reply_arrays import BadReply, opened, read_array
 
 __all__ = ["ExpectedMessages", "MessageReply", "check_messages"]
 
@@ -66,21 +64,7 @@ def check_messages(message: Message, expected: ExpectedMessages) -> MessageReply
         If anything in it is missing, malformed, not finite, of the wrong shape or dtype, about clients that were not
         asked, under another ledger row than planned, or if its count of clients is not that of its mask.
     """
-    if message.has_error():
-        raise BadReply(message.error.reason or f"error {message.error.code}")
-    if not message.has_content():
-        raise BadReply("it is empty")
-    content = message.content
-    if (
-        len(content.array_records) != 1
-        or len(content.metric_records) != 1
-        or wire.LEDGER not in content.config_records
-    ):
-        raise BadReply("a reply must hold one ArrayRecord, one MetricRecord and the ledger row")
-    record = content.config_records[wire.LEDGER]
-    for key, value in expected.code.items():
-        if record.get(key) != value:
-            raise BadReply(f"it runs other code than the server: {key} {record.get(key)!r}, here {value!r}")
+    arrays, counted, record = opened(message, expected.code)
     took_part = _clients(record, wire.CLIENT_MASK, expected)
     out_of_budget = _clients(record, wire.OUT_OF_BUDGET, expected)
     if not np.array_equal(np.sort(np.concatenate([took_part, out_of_budget])), expected.clients):
@@ -88,11 +72,10 @@ def check_messages(message: Message, expected: ExpectedMessages) -> MessageReply
             f"it speaks of {len(took_part)} clients that took part and {len(out_of_budget)} out of budget, and they "
             f"are not the {len(expected.clients)} that were asked"
         )
-    counted = next(iter(content.metric_records.values())).get(wire.NUM_EXAMPLES)
     if counted != len(took_part):
         raise BadReply(f"it counts {counted!r} clients, and names {len(took_part)} that took part")
     _check_row(record, len(took_part), expected.row)
-    return MessageReply(_arrays(content, expected, len(took_part)), took_part, out_of_budget)
+    return MessageReply(_arrays(arrays, expected, len(took_part)), took_part, out_of_budget)
 
 
 def _clients(record: ConfigRecord, key: str, expected: ExpectedMessages) -> NDArray[np.int64]:
@@ -113,34 +96,18 @@ def _check_row(record: ConfigRecord, count: int, row: Release | None) -> None:
         rows = wire.decode_releases(payload, max_rows=1)
     except wire.MalformedReply as error:
         raise BadReply(str(error)) from error
-    owed = () if row is None or count == 0 else (row,)
-    if row is not None and (rows == owed or (len(rows) == 1 and _same_noise(rows[0], row))):
-        return
-    if rows != owed:
+    if not rows and not count:
+        return  # one row stands for all who sent, so it may be there for nobody
+    owed = () if row is None else (row,)
+    if len(rows) != len(owed) or not all(map(same_release, rows, owed)):
         raise BadReply(f"its messages cost {_told(rows)}, and the plan of the run says {_told(owed)}")
 
 
-def _same_noise(given: Release, planned: Release) -> bool:
-    """Whether a row is the planned one, but for the last bits of what was computed on another kind of machine."""
-    close = (
-        abs(getattr(given, name) - getattr(planned, name)) <= _LAST_BITS * getattr(planned, name)
-        for name in ("sensitivity", "sigma")
-    )
-    return all(close) and replace(given, sensitivity=planned.sensitivity, sigma=planned.sigma) == planned
-
-
 def _told(rows: tuple[Release, ...]) -> str:
-    if not rows:
-        return "no ledger row"
-    row = rows[0]
-    return (
-        f"{row.name!r} of round {row.round}, relation {row.relation!r}, sensitivity {row.sensitivity!r}, sigma "
-        f"{row.sigma!r}"
-    )
+    return told(rows[0]) if rows else "no ledger row"
 
 
-def _arrays(content: RecordDict, expected: ExpectedMessages, count: int) -> dict[str, NDArray[Any]]:
-    record = next(iter(content.array_records.values()))
+def _arrays(record: ArrayRecord, expected: ExpectedMessages, count: int) -> dict[str, NDArray[Any]]:
     if set(record) != set(expected.shapes):
         raise BadReply(f"its arrays are named {sorted(record)}, expected {sorted(expected.shapes)}")
     dtype = np.dtype(np.float64 if expected.stacked else np.int64)

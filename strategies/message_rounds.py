@@ -11,14 +11,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.moment_sums import SumGrid, sum_messages
+from fedveil.moment_sums import SumGrid, Sums, add, sum_messages, zero_sums
 from fedveil.privacy import CohortRelease, MessagePlan
 from fedveil.strategies.census import Census
+from fedveil.strategies.judging import Judged, judge
 from fedveil.strategies.message_replies import ExpectedMessages, MessageReply, check_messages
-from fedveil.strategies.private_averaging import NoGoodReplies
-from fedveil.strategies.reasons import one_line
 from fedveil.strategies.reply_arrays import BadReply
-from fedveil.strategies.roll_call import is_reply_to
 
 __all__ = ["Collected", "MessageRounds", "Reply"]
 
@@ -38,11 +36,14 @@ class Collected:
     sums : mapping of str to int64 array
         Fixed-point sums over the clients that took part, on the grid of the round; the same bits for any number of
         nodes, any order of replies and either kind of reply.
-    took_part, out_of_budget, lost : int64 array
-        Clients, sorted: those in the sums, those that say they have spent their budget, and those of missing or bad
-        replies, whose messages may have left them.
+    took_part, out_of_budget : int64 array
+        Clients, sorted: those in the sums, and those that say they have spent their budget.
+    lost : tuple of int64 array
+        Clients, sorted, whose messages may have left them without being in the sums: one array for each time.
     failures : tuple of str
         One sentence for every reply that was missing or refused.
+    num_nodes : int
+        Nodes with clients in the sums.
     messages, labels : float64 array (k, d) and (k,), or None
         The messages of the clients in ``took_part``, where the reply holds each.
     """
@@ -50,8 +51,9 @@ class Collected:
     sums: Mapping[str, NDArray[np.int64]]
     took_part: Clients
     out_of_budget: Clients
-    lost: Clients
+    lost: tuple[Clients, ...] = ()
     failures: tuple[str, ...] = ()
+    num_nodes: int = 0
     messages: FloatArray | None = None
     labels: FloatArray | None = None
 
@@ -112,6 +114,7 @@ class MessageRounds:
                                 wire.MECHANISM: self.mechanism,
                                 wire.VARIANT: self.variant,
                                 wire.CLIENT_MASK: wire.encode_clients(hosted),
+                                **self._numbering(node),
                             }
                         ),
                     }
@@ -123,54 +126,83 @@ class MessageRounds:
             for node, hosted in self.census.by_node(clients).items()
         ]
 
-    def collect(
+    def _numbering(self, node: int) -> dict[str, int]:
+        """What a site is told of its clients' numbers; nothing to nodes that know them."""
+        if not self.census.at_sites:
+            return {}
+        return {wire.FIRST: self.census.ranges[node][0], wire.NUM_CLIENTS: self.census.num_clients}
+
+    def judge(
         self, server_round: int, clients: Clients, requests: Sequence[Message], replies: Iterable[Message]
+    ) -> Judged[MessageReply]:
+        """Good replies in the order of nodes' clients, and the reason for each that is not good."""
+        asked = self.census.by_node(clients)
+
+        def check(reply: Message, request: Message) -> MessageReply:
+            return self._checked(reply, server_round, asked[request.metadata.dst_node_id])
+
+        def named(request: Message) -> str:
+            hosted = asked[request.metadata.dst_node_id]
+            span = f"{hosted[0]} to {hosted[-1]}" if len(hosted) > 1 else f"{hosted[0]}"
+            return f"{len(hosted)} clients, {span}"
+
+        return judge(requests, replies, check, named)
+
+    def lost(
+        self, judged: Judged[MessageReply], clients: Clients, *, repeats_itself: bool
+    ) -> tuple[Clients, ...]:
+        """Clients whose messages may have left them unseen: as often as each is there, in arrays of clients once."""
+        asked, times = self.census.by_node(clients), judged.assumed(repeats_itself=repeats_itself)
+        return tuple(
+            _joined([hosted for node, hosted in asked.items() if times.get(node, 0) > before])
+            for before in range(max(times.values(), default=0))
+        )
+
+    def collect(
+        self,
+        server_round: int,
+        clients: Clients,
+        requests: Sequence[Message],
+        replies: Iterable[Message],
+        *,
+        repeats_itself: bool,
     ) -> Collected:
         """Add up the good replies to :meth:`requests` of these clients; a bad or missing one is dropped by name.
+
+        Parameters
+        ----------
+        requests : sequence of Message
+            All that were sent; a node that was asked again has several.
+        repeats_itself : bool
+            See :meth:`Judged.assumed`.
 
         Raises
         ------
         NoGoodReplies
             If nodes were asked and no reply was good; the message has every node's reason.
         """
-        answers, good, failures, lost = list(replies), list[MessageReply](), dict[int, str](), list[Clients]()
-        asked = self.census.by_node(clients)
-        for request in requests:
-            node = request.metadata.dst_node_id
-            # by request, not by sender: the error reply for a dead node does not name it
-            answer = next((reply for reply in answers if is_reply_to(reply, request)), None)
-            try:
-                if answer is None:
-                    raise BadReply("none came in time")
-                good.append(self._checked(answer, server_round, asked[node]))
-            except BadReply as error:
-                hosted = asked[node]
-                lost.append(hosted)
-                span = f"{hosted[0]} to {hosted[-1]}" if len(hosted) > 1 else f"{hosted[0]}"
-                failures[node] = f"the reply for {len(hosted)} clients, {span}: {one_line(str(error))}"
-        if requests and not good:
-            reasons = "; ".join(sorted(set(failures.values())))
-            raise NoGoodReplies(f"round {server_round}: no node sent a usable reply: {reasons}")
-        took_part = _joined([reply.took_part for reply in good])
-        arrays = self._joined_arrays(good)
+        judged = self.judge(server_round, clients, requests, replies)
+        judged.refuse_if_none(server_round)
+        good = judged.good
+        arrays = self._joined_arrays(list(good.values()))
         stacked = self.reply == "each"
         return Collected(
-            sums=sum_messages(arrays["messages"], arrays["labels"], took_part, self.grid)
-            if stacked
-            else arrays,
-            took_part=took_part,
-            out_of_budget=_joined([reply.out_of_budget for reply in good]),
-            lost=_joined(lost),
-            failures=tuple(failures.values()),
+            sums=self._sums_of_single(good) if stacked else arrays,
+            took_part=_joined([reply.took_part for reply in good.values()]),
+            out_of_budget=_joined([reply.out_of_budget for reply in good.values()]),
+            lost=self.lost(judged, clients, repeats_itself=repeats_itself),
+            failures=judged.failures,
+            num_nodes=sum(len(reply.took_part) > 0 for reply in good.values()),
             messages=arrays["messages"] if stacked else None,
             labels=arrays["labels"] if stacked else None,
         )
 
-    def sent(self, clients: Clients, server_round: int) -> tuple[CohortRelease, ...]:
-        """The ledger rows of one message of each of these clients; none where there is no noise or no client."""
-        if self.plan is None or not len(clients):
+    def sent(self, server_round: int, *cohorts: Clients) -> tuple[CohortRelease, ...]:
+        """The ledger rows of one message of each client of each cohort; none where there is no noise or no client."""
+        plan = self.plan
+        if plan is None:
             return ()
-        return (self.plan.cohort_release(clients, server_round),)
+        return tuple(plan.cohort_release(clients, server_round) for clients in cohorts if len(clients))
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -196,6 +228,14 @@ class MessageRounds:
                 if np.any(np.abs(reply.arrays[name]) > largest):
                     raise BadReply(f"{name} go beyond {largest:.6g}, which no honest message does")
         return reply
+
+    def _sums_of_single(self, good: Mapping[int, MessageReply]) -> Sums:
+        """The sums that nodes would have sent, over their own blocks."""
+        sums = zero_sums(self.dimension)
+        for node, reply in good.items():
+            members = reply.took_part - self.census.origin(node)
+            add(sums, sum_messages(reply.arrays["messages"], reply.arrays["labels"], members, self.grid))
+        return sums
 
     def _joined_arrays(self, good: Sequence[MessageReply]) -> dict[str, NDArray[Any]]:
         """Sums added, or messages one below the other: nodes come in the order of their clients."""

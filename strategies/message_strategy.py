@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -16,8 +17,11 @@ from numpy.typing import NDArray
 from fedveil import wire
 from fedveil.moment_sums import SumGrid
 from fedveil.privacy import CohortRelease, Estimate, MessagePlan, ModulatedMoments
+from fedveil.strategies.attempts import ask, check_attempts, too_few
 from fedveil.strategies.attendance import Attendance, Participation
 from fedveil.strategies.census import Census
+from fedveil.strategies.judging import Judged
+from fedveil.strategies.message_replies import MessageReply
 from fedveil.strategies.message_rounds import Collected, MessageRounds, Reply
 from fedveil.strategies.modulated_outcome import ModulatedOutcome
 from fedveil.strategies.private_averaging import EvaluateFn
@@ -60,6 +64,14 @@ class MessageStrategy(Strategy):
         Rounds already done, when a run is resumed; call :meth:`restore` too.
     on_round : callable, optional
         Called with the ModulatedOutcome of each round, round 0 (the initial model) included.
+    min_replies : int
+        Fewest nodes whose messages a round learns from; with fewer the model stays.
+    round_attempts : int
+        How often a node is asked in a round at most, if its reply is missing, an error or bad.
+    on_repeat : callable, optional
+        ``on_repeat(server_round, cohorts)`` is called before nodes are asked again, with the messages that may have
+        left in the attempts so far, to be kept for the case that the server dies; they are in the round's outcome too.
+        Not called in a seeded run, whose repeated round sends the same bits.
     """
 
     census: Census
@@ -76,6 +88,9 @@ class MessageStrategy(Strategy):
     completed_rounds: int = 0
     on_round: Callable[[ModulatedOutcome], None] | None = None
     say: Callable[[str], None] = print
+    min_replies: int = 1
+    round_attempts: int = 1
+    on_repeat: Callable[[int, tuple[CohortRelease, ...]], None] | None = None
 
     coefficients: FloatArray = field(init=False)
     solved: Estimate | None = field(default=None, init=False)
@@ -172,8 +187,9 @@ class MessageStrategy(Strategy):
         NoGoodReplies
             If a round has no usable reply at all.
         ValueError
-            If the initial coefficients are not d + 1 finite numbers.
+            If the initial coefficients are not d + 1 finite numbers, or more replies are needed than there are nodes.
         """
+        check_attempts(self.min_replies, self.round_attempts, self.census.num_nodes)
         self.coefficients = self._initial(initial_arrays)
         self._num_rounds = num_rounds
         if self.participation == "cohorts":
@@ -186,13 +202,19 @@ class MessageStrategy(Strategy):
                 if server_round > 0:
                     continue  # this round's outcome is already on disk
             else:
-                if not self._attendance.able().any():
-                    self.say(
-                        f"every client has spent its budget: the run ends after round {server_round - 1}"
-                    )
+                if reason := self._nothing_left():
+                    self.say(f"{reason}: the run ends after round {server_round - 1}")
                     break
                 requests = self.configure_train(server_round, result.arrays, ConfigRecord(), grid)
-                replies = grid.send_and_receive(requests, timeout=timeout) if requests else []
+                self._asked, replies = ask(
+                    grid,
+                    requests,
+                    partial(self._rounds.judge, server_round, self._clients),
+                    attempts=self.round_attempts,
+                    timeout=timeout,
+                    before_repeat=partial(self._before_repeat, server_round),
+                    say=lambda line, number=server_round: self.say(f"round {number}: {line}"),  # type: ignore[misc]
+                )
                 arrays, metrics = self.aggregate_train(server_round, replies)
                 result.arrays = arrays if arrays is not None else result.arrays
                 result.train_metrics_clientapp[server_round] = metrics
@@ -206,13 +228,26 @@ class MessageStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """One message to every node that hosts a client of this round."""
+        """One message to every node that hosts a client of this round; none where they are fewer than ``min_replies``.
+
+        Raises
+        ------
+        TooFewReplies
+            If they are, in a run of one round.
+        """
         self._clients = self._attendance.draw(server_round, self._num_rounds)
         self._sent_directions = self._directions(server_round)
         sent = {wire.COEFFICIENTS: self.coefficients, wire.DIRECTIONS: self._sent_directions}
         if self.ranges is not None:
             sent |= {wire.CENTER: self.ranges[0], wire.SPREAD: self.ranges[1]}
         self._asked = self._rounds.requests(server_round, self._clients, sent)
+        if 0 < len(self._asked) < self.min_replies:
+            self._skip(
+                server_round,
+                f"its clients are on {len(self._asked)} node(s), and min-replies is {self.min_replies}: nobody is "
+                "asked",
+            )
+            self._asked = []
         return self._asked
 
     def aggregate_train(
@@ -223,24 +258,59 @@ class MessageStrategy(Strategy):
         Raises
         ------
         NoGoodReplies
-            If clients were asked and no reply was good.
+            If clients were asked and no reply was good; in a run of one round (TooFewReplies) also if they are fewer
+            than ``min_replies``.
         """
         self.solved, self.problem, self.projected = None, None, False
-        collected = self._rounds.collect(server_round, self._clients, self._asked, replies)
+        collected = self._rounds.collect(
+            server_round, self._clients, self._asked, replies, repeats_itself=self.streams.is_seeded
+        )
         self._collected = collected
         for reason in collected.failures:
             self.say(f"round {server_round}: dropped {reason}")
         self._attendance.paid(collected.took_part)
-        self._attendance.paid(collected.lost)
+        for lost in collected.lost:
+            self._attendance.paid(lost)
         self._attendance.stop(collected.out_of_budget)
         metrics = MetricRecord({"clients": len(collected.took_part), "failures": len(collected.failures)})
-        if not len(collected.took_part):
+        if not self._asked and len(self._clients):
+            return None, metrics  # said when nobody was asked
+        if not len(collected.took_part) and not collected.failures:
             self.say(f"round {server_round}: every client of the round has spent its budget; the model stays")
+            return None, metrics
+        nodes = len({request.metadata.dst_node_id for request in self._asked})
+        if reason := too_few(collected.num_nodes, nodes, self.min_replies):
+            # messages that arrived and are learned from by nobody: spent, and in no moments
+            nobody, unused = collected.took_part[:0], (collected.took_part, *collected.lost)
+            self._collected = replace(collected, took_part=nobody, lost=unused)
+            self._skip(server_round, f"{reason}: the round is skipped")
             return None, metrics
         self._learn(server_round, collected, self._sent_directions)
         if self.problem is not None:
             self.say(f"round {server_round}: {self.problem}")
         return self._record(), metrics
+
+    def _nothing_left(self) -> str:
+        """Why there can be no further round; empty while there can."""
+        able = np.flatnonzero(self._attendance.able())
+        if not len(able):
+            return "every client has spent its budget"
+        nodes = len(self.census.by_node(able))
+        if nodes < self.min_replies:
+            return (
+                f"clients that have not spent their budget are left on {nodes} node(s), and min-replies is "
+                f"{self.min_replies}"
+            )
+        return ""
+
+    def _skip(self, server_round: int, reason: str) -> None:
+        """Say that the model stays."""
+        self.say(f"round {server_round}: {reason}, and the model stays")
+
+    def _before_repeat(self, server_round: int, judged: Judged[MessageReply]) -> None:
+        if self.on_repeat is not None and not self.streams.is_seeded:
+            lost = self._rounds.lost(judged, self._clients, repeats_itself=False)
+            self.on_repeat(server_round, self._rounds.sent(server_round, *lost))
 
     def interrupted(self, server_round: int, num_rounds: int) -> tuple[CohortRelease, ...]:
         """Messages that clients may have sent in a round which the server did not live to see.
@@ -252,7 +322,7 @@ class MessageStrategy(Strategy):
         clients = np.flatnonzero(self._attendance.able())
         if self.participation == "cohorts":
             clients = self._attendance.draw(server_round, num_rounds)
-        return self._rounds.sent(clients, server_round)
+        return self._rounds.sent(server_round, clients)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -312,8 +382,8 @@ class MessageStrategy(Strategy):
             evaluation=figures,
             seconds=seconds,
             directions=None if collected is None else self._sent_directions,
-            releases=() if collected is None else self._rounds.sent(collected.took_part, server_round),
-            assumed=() if collected is None else self._rounds.sent(collected.lost, server_round),
+            releases=() if collected is None else self._rounds.sent(server_round, collected.took_part),
+            assumed=() if collected is None else self._rounds.sent(server_round, *collected.lost),
             estimate=self.solved,
             moments=self.moments,
             num_clients=0 if collected is None else len(collected.took_part),

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedveil.privacy import one_shot
+from fedveil.strategies.judging import TooFewReplies
 from fedveil.strategies.message_rounds import Collected
 from fedveil.strategies.message_strategy import FloatArray
 from fedveil.strategies.modulated_strategy import ModulatedStrategy
@@ -49,11 +50,19 @@ class ModulatedOneShot(ModulatedStrategy):
         ------
         ValueError
             If more than one round is asked for.
+        TooFewReplies
+            If fewer than ``min_replies`` nodes sent messages: there is no other round.
         """
         if num_rounds != 1:
             raise ValueError(f"num_rounds = {num_rounds} is not allowed: one-shot learning has 1 round.")
         return super().start(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    def _skip(self, server_round: int, reason: str) -> None:
+        raise TooFewReplies(
+            f"round {server_round}: {reason}, and one-shot learning has no other round: raise round-attempts or "
+            "round-timeout, or lower min-replies, and start a new run, which is new spending."
         )
 
     def _learn(self, server_round: int, collected: Collected, directions: FloatArray) -> None:

@@ -28,7 +28,8 @@ class ModulatedOutcome:
     releases : tuple of CohortRelease
         The messages that arrived in this round, each with the clients that sent it.
     assumed : tuple of CohortRelease
-        Messages of clients whose reply is missing or bad: they may have left, so they count as spent.
+        Messages that are in no sum and count as spent: those of clients whose reply is missing or bad, which may have
+        left, once for each attempt, and those of a round that was skipped for want of replies.
     estimate : Estimate or None
         How the coefficients were solved for, where they were.
     moments : ModulatedMoments or None

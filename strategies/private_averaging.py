@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -13,27 +14,25 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.privacy import Plan
+from fedveil.privacy import Plan, Release
 from fedveil.strategies.agenda import Agenda
 from fedveil.strategies.aggregation import CentralMechanism, central_update, total_weight, weighted_mean
+from fedveil.strategies.attempts import ask, check_attempts, too_few
+from fedveil.strategies.expectations import Expectations
 from fedveil.strategies.fleet import Fleet
+from fedveil.strategies.judging import Judged, NoGoodReplies
 from fedveil.strategies.knowledge import Knowledge
 from fedveil.strategies.outcome import RoundOutcome
-from fedveil.strategies.reasons import one_line, ranges
-from fedveil.strategies.replies import BadReply, Expected, TrainReply, check_reply
-from fedveil.strategies.roll_call import is_reply_to
+from fedveil.strategies.replies import TrainReply
 from fedveil.strategies.sampling import sample_fixed, sample_poisson
 from fedveil.strategies.server_optimizer import ServerOptimizer
+from fedveil.strategies.update_bound import UpdateBound
 from fedveil.streams import Streams
 
 __all__ = ["NoGoodReplies", "PrivateAveraging", "to_record"]
 
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-class NoGoodReplies(RuntimeError):
-    """A round in which no node answered well; the message has every node's reason."""
 
 
 @dataclass
@@ -72,6 +71,17 @@ class PrivateAveraging(Strategy):
         Rounds already done, when a run is resumed.
     on_round : callable, optional
         Called with the RoundOutcome of each round, round 0 (the initial model) included.
+    min_replies : int
+        Fewest nodes whose updates a round is averaged from; with fewer the model stays.
+    round_attempts : int
+        How often a node is asked in a round at most, if its reply is missing, an error or bad.
+    bound : UpdateBound, optional
+        What clipping allows an update, where clients clip and their local step is gradient descent: a reply beyond it
+        is dropped. None: nothing bounds an honest update.
+    on_repeat : callable, optional
+        ``on_repeat(server_round, rows)`` is called before nodes are asked again, with the ledger rows of releases that
+        may have left in the attempts so far, to be kept for the case that the server dies; they are in the round's
+        outcome too. Not called in a seeded run, whose repeated round sends the same bits.
     """
 
     fleet: Fleet
@@ -89,12 +99,18 @@ class PrivateAveraging(Strategy):
     out_of_budget: tuple[int, ...] = ()
     on_round: Callable[[RoundOutcome], None] | None = None
     say: Callable[[str], None] = print
+    min_replies: int = 1
+    round_attempts: int = 1
+    bound: UpdateBound | None = None
+    on_repeat: Callable[[int, tuple[Release, ...]], None] | None = None
 
     _arrays: dict[str, NDArray[np.float32]] = field(default_factory=dict, init=False)
     _asked: list[Message] = field(default_factory=list, init=False)
     _replies: list[TrainReply] = field(default_factory=list, init=False)
-    _failures: dict[int, str] = field(default_factory=dict, init=False)
-    _agenda: Agenda = field(init=False)
+    _failures: tuple[str, ...] = field(default=(), init=False)
+    _assumed: tuple[Release, ...] = field(default=(), init=False)
+    _averaged: bool = field(default=False, init=False)
+    _expectations: Expectations = field(init=False)
     _new: tuple[int, ...] = field(default=(), init=False)
 
     @property
@@ -133,7 +149,10 @@ class PrivateAveraging(Strategy):
         ------
         NoGoodReplies
             If a round has no usable reply at all.
+        ValueError
+            If more replies are needed than there are nodes.
         """
+        check_attempts(self.min_replies, self.round_attempts, self.fleet.num_nodes)
         result = Result(arrays=initial_arrays)
         self.summary()
         for server_round in range(self.completed_rounds, num_rounds + 1):
@@ -142,15 +161,21 @@ class PrivateAveraging(Strategy):
                 if server_round > 0:
                     continue  # this round's outcome is already on disk
             else:
-                if self.central is None and not self._active():
-                    self.say(
-                        f"every client has spent its budget: training ends after round {server_round - 1}"
-                    )
+                if reason := self._nothing_left():
+                    self.say(f"{reason}: training ends after round {server_round - 1}")
                     break
                 requests = self.configure_train(
                     server_round, result.arrays, train_config or ConfigRecord(), grid
                 )
-                replies = grid.send_and_receive(requests, timeout=timeout) if self._asked else []
+                self._asked, replies = ask(
+                    grid,
+                    requests,
+                    self._judge,
+                    attempts=self.round_attempts,
+                    timeout=timeout,
+                    before_repeat=partial(self._before_repeat, server_round),
+                    say=partial(self._say_repeat, server_round),
+                )
                 arrays, metrics = self.aggregate_train(server_round, replies)
                 result.arrays = arrays if arrays is not None else result.arrays
                 result.train_metrics_clientapp[server_round] = metrics
@@ -166,18 +191,30 @@ class PrivateAveraging(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """One message to every node that serves a sampled client."""
+        """One message to every node that serves a sampled client; none where they are fewer than ``min_replies``."""
         self._arrays = {name: array.numpy() for name, array in arrays.items()}
         stream = self.streams.stream("client-sampling", round=server_round)
         sample = sample_poisson if self.central else sample_fixed
         sampled = sample(self._active(), self.fraction_train, stream)
-        self._agenda = Agenda.of(
+        agenda = Agenda.of(
             server_round, sampled, steps=self.local_steps, plans=self.plans, knowledge=self.knowledge
         )
+        shapes = {name: array.shape for name, array in self._arrays.items()}
+        self._expectations = Expectations(
+            agenda, self.fleet.examples, shapes, self.mode, self.code, self.weigh, self.bound
+        )
         self._asked = []
-        for node, clients in self.fleet.by_node(sampled).items():
+        groups = self.fleet.by_node(sampled)
+        # where the sample is secret, whether a round takes place must not follow from its size
+        if not self._hides_sample and len(groups) < self.min_replies:
+            self.say(
+                f"round {server_round}: its clients are on {len(groups)} node(s), and min-replies is "
+                f"{self.min_replies}: nobody is asked, and the model stays"
+            )
+            return []
+        for node, clients in groups.items():
             values = dict(config) | {wire.ROUND: server_round, wire.RUN: self.run, wire.REPLY: self.mode}
-            request = ConfigRecord({**values, **self._agenda.told(clients), wire.CLIENTS: clients})
+            request = ConfigRecord({**values, **agenda.told(clients), wire.CLIENTS: clients})
             content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: request})
             self._asked.append(
                 Message(content, dst_node_id=node, message_type=wire.TRAIN, group_id=str(server_round))
@@ -194,11 +231,11 @@ class PrivateAveraging(Strategy):
         NoGoodReplies
             If clients were asked and no reply was good.
         """
-        self._replies, self._failures = self._sort(server_round, list(replies))
-        if self._asked and not self._replies:
-            reasons = "; ".join(sorted(set(self._failures.values())))
-            raise NoGoodReplies(f"round {server_round}: no node sent a usable reply: {reasons}")
-        for reason in self._failures.values():
+        judged = self._judge(self._asked, replies)
+        judged.refuse_if_none(server_round)
+        self._replies, self._failures = list(judged.good.values()), judged.failures
+        self._assumed = self._expectations.assumed(judged, self._asked, repeats_itself=self.streams.is_seeded)
+        for reason in self._failures:
             self.say(f"round {server_round}: dropped {reason}")
         stopped = {client for reply in self._replies for client in reply.out_of_budget}
         self.out_of_budget = tuple(sorted(set(self.out_of_budget) | stopped))
@@ -206,14 +243,15 @@ class PrivateAveraging(Strategy):
         if self.knowledge is not None:
             self._new = tuple(self.knowledge.take(server_round, self._replies, self.fleet.examples))
         metrics = MetricRecord({"replies": len(self._replies), "failures": len(self._failures)})
+        counted = [reply for reply in self._replies if reply.num_examples]
+        self._averaged = self._can_average(server_round, len(counted))
+        if not self._averaged:
+            return None, metrics
         if self.central:
             shapes = {name: array.shape for name, array in self._arrays.items()}
             update = central_update(self._replies, shapes, self.central, self.streams, server_round)
-        elif counted := [reply for reply in self._replies if reply.num_examples]:
-            update = weighted_mean(counted, total_weight(counted, self.weigh))
         else:
-            self.say(f"round {server_round}: every sampled client has spent its budget; the model stays")
-            return None, metrics
+            update = weighted_mean(counted, total_weight(counted, self.weigh))
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused in words
             stepped = self.optimizer.step(server_round, self._arrays, update)
         if not all(np.all(np.isfinite(array)) for array in stepped.values()):
@@ -236,39 +274,57 @@ class PrivateAveraging(Strategy):
     def _active(self) -> list[int]:
         return [client for client in self.fleet.clients if client not in self.out_of_budget]
 
-    def _sort(self, server_round: int, replies: Sequence[Message]) -> tuple[list[TrainReply], dict[int, str]]:
-        """Good replies in the order of nodes asked, and the reason for each that is not good."""
-        good: list[TrainReply] = []
-        failures: dict[int, str] = {}
-        for request in self._asked:
-            node = request.metadata.dst_node_id
-            clients = [int(c) for c in request.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
-            expected = Expected(
-                clients=clients,
-                examples=self.fleet.examples,
-                shapes={name: array.shape for name, array in self._arrays.items()},
-                mode=self.mode,
-                round=server_round,
-                code=self.code,
-                rows={client: self._agenda.owed_rows(client) for client in clients},
-                released={client: self._agenda.owed_values(client) for client in clients},
+    def _nothing_left(self) -> str:
+        """Why there can be no further round; empty while there can."""
+        if self.central is not None:
+            return ""
+        active = self._active()
+        if not active:
+            return "every client has spent its budget"
+        nodes = len(self.fleet.by_node(active))
+        if nodes < self.min_replies:
+            return (
+                f"clients that have not spent their budget are left on {nodes} node(s), and min-replies is "
+                f"{self.min_replies}"
             )
-            # by request, not by sender: the error reply for a dead node does not name it
-            answers = [reply for reply in replies if is_reply_to(reply, request)]
-            try:
-                if not answers:
-                    raise BadReply("none came in time")
-                reply = check_reply(answers[0], expected)
-                total_weight(
-                    [reply], self.weigh
-                )  # noise that leaves no weight is the reply's fault, not the run's
-                good.append(reply)
-            except BadReply as error:
-                failures[node] = f"the reply for clients {ranges(clients)}: {one_line(str(error))}"
-                if self._hides_sample:
-                    # a reason can tell who was sampled, and the guarantee rests on nobody knowing
-                    failures[node] = "a reply, for a reason that the nodes' own logs tell"
-        return good, failures
+        return ""
+
+    def _can_average(self, server_round: int, found: int) -> bool:
+        """Whether enough nodes have sent something to average; if not, says why."""
+        nodes = len({request.metadata.dst_node_id for request in self._asked})
+        if self.central:
+            # a sample without clients is part of the schedule; its noise is not left out
+            needed = min(self.min_replies, nodes) if self._hides_sample else self.min_replies
+        elif not nodes:
+            return False  # said when nobody was asked
+        elif not found and not self._failures:
+            self.say(f"round {server_round}: every sampled client has spent its budget; the model stays")
+            return False
+        else:
+            needed = self.min_replies
+        if reason := too_few(found, nodes, needed):
+            if self._hides_sample:
+                reason = f"fewer than {self.min_replies} nodes sent something to average"
+            self.say(f"round {server_round}: {reason}: the round is skipped, and the model stays")
+        return not reason
+
+    def _judge(self, requests: Sequence[Message], replies: Iterable[Message]) -> Judged[TrainReply]:
+        judged = self._expectations.judge(requests, replies)
+        if self._hides_sample:
+            # a reason can tell who was sampled, and the guarantee rests on nobody knowing
+            hidden = "a reply, for a reason that the nodes' own logs tell"
+            judged = replace(judged, failures=(hidden,) * len(judged.failures))
+        return judged
+
+    def _before_repeat(self, server_round: int, judged: Judged[TrainReply]) -> None:
+        if self.on_repeat is not None and not self.streams.is_seeded:
+            self.on_repeat(
+                server_round, self._expectations.assumed(judged, self._asked, repeats_itself=False)
+            )
+
+    def _say_repeat(self, server_round: int, line: str) -> None:
+        words = "nodes are asked again" if self._hides_sample else line
+        self.say(f"round {server_round}: {words}")
 
     def _outcome(
         self, server_round: int, arrays: ArrayRecord, evaluation: MetricRecord | None, seconds: float
@@ -285,21 +341,15 @@ class PrivateAveraging(Strategy):
         )
         if server_round == 0:
             return known
-        lost = [
-            int(client)
-            for request in self._asked
-            if request.metadata.dst_node_id in self._failures
-            for client in request.content.config_records[wire.CONFIG][wire.CLIENTS]  # type: ignore[union-attr]
-        ]
         released = tuple(row for reply in self._replies for row in reply.releases)
-        if self.central:
+        if self.central and self._averaged:
             released += (self.central.release(server_round),)
         return replace(
             known,
             releases=tuple(sorted(released, key=lambda row: (row.client, row.name, row.step, row.relation))),
-            assumed=tuple(row for client in lost for row in self._agenda.rows(client)),
+            assumed=self._assumed,
             num_clients=None if self._hides_sample else sum(len(reply.took_part) for reply in self._replies),
-            failures=tuple(self._failures.values()),
+            failures=self._failures,
             contributions=self._new,
         )
 

@@ -18,7 +18,9 @@ class PromptGrid(Grid):
     """Another Grid, asked more often for the replies to what was sent; all else is the other's.
 
     A round of a deployment is one phase of about ten seconds, most of it waiting. Waiting is by a clock that
-    cannot be set, so that a round's timeout is what it says also while the machine's date is corrected.
+    cannot be set, so that a round's timeout is what it says also while the machine's date is corrected. A message that
+    the SuperLink refuses, such as one to a node that is no longer registered, has no reply; in Flower's own loop it is
+    a TypeError that ends the run.
 
     Parameters
     ----------
@@ -89,14 +91,15 @@ class PromptGrid(Grid):
         list of Message
             What came until then, in the order it came.
         """
-        waiting = set(self.push_messages(messages))
+        waiting = {name for name in self.push_messages(messages) if name}  # None where a message was refused
         end = None if timeout is None else time.monotonic() + timeout
         came: list[Message] = []
         while waiting:
             replies = list(self.pull_messages(waiting))
             came += replies
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-            if not waiting or (end is not None and time.monotonic() >= end):
+            left = self._every if end is None else end - time.monotonic()
+            if not waiting or left <= 0:
                 break
-            time.sleep(self._every)
+            time.sleep(min(self._every, left))
         return came

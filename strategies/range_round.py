@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -11,8 +12,11 @@ from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.privacy import CohortRelease, MessagePlan, ModulatedMoments, Modulation
+from fedveil.strategies.attempts import ask, check_attempts, too_few
 from fedveil.strategies.census import Census
+from fedveil.strategies.judging import Judged
 from fedveil.strategies.message_moments import message_grid, moments_of
+from fedveil.strategies.message_replies import MessageReply
 from fedveil.strategies.message_rounds import MessageRounds
 
 __all__ = ["RangeEstimate", "range_round", "ranges_of"]
@@ -34,7 +38,8 @@ class RangeEstimate:
     fallback : bool array (d,)
         Features whose estimate is mostly noise; they have the public center and half the public spread.
     releases, assumed : tuple of CohortRelease
-        The messages that arrived, and those of missing or bad replies, which may have left their clients.
+        The messages that the estimate is from, and those that are in no estimate: of missing or bad replies, which may
+        have left their clients, once for each attempt, and of too few replies.
     num_clients, out_of_budget : int
         Clients that took part, and that say they have spent their budget.
     failures : tuple of str
@@ -67,6 +72,10 @@ def range_round(
     public_center: FloatArray | None = None,
     public_spread: FloatArray | None = None,
     timeout: float = 3600,
+    min_replies: int = 1,
+    round_attempts: int = 1,
+    repeats_itself: bool = False,
+    on_repeat: Callable[[tuple[CohortRelease, ...]], None] | None = None,
     say: Callable[[str], None] = print,
 ) -> RangeEstimate:
     """Ask every client once, in round 0, for its record without a wave; post-process the sums.
@@ -86,6 +95,15 @@ def range_round(
     public_center, public_spread : float64 array (d,), optional
         What is expected where an estimate is mostly noise, and the most that a spread may be; 0 and 1 when left out,
         which is right for features standardised to [-1, 1].
+    timeout : float
+        Seconds that one attempt may take.
+    min_replies, round_attempts : int
+        Fewest nodes that ranges are estimated from (with fewer, public ones serve); how often a node is asked at most.
+    repeats_itself : bool
+        Whether a node that is asked again sends the same bits, as in a seeded run: they are one release then.
+    on_repeat : callable, optional
+        Called before nodes are asked again, with the messages that may have left in the attempts so far, where they are
+        releases of their own.
 
     Returns
     -------
@@ -96,7 +114,10 @@ def range_round(
     ------
     NoGoodReplies
         If no node sent a usable reply.
+    ValueError
+        If more replies are needed than there are nodes.
     """
+    check_attempts(min_replies, round_attempts, census.num_nodes)
     wave = replace(modulation, amplitude=0.0)
     sums_grid = message_grid(
         census.num_clients,
@@ -109,10 +130,27 @@ def range_round(
     rounds = MessageRounds(census, plan, "range", sums_grid, dimension, run, code, variant)
     clients = np.arange(census.num_clients)
     sent = {wire.COEFFICIENTS: np.zeros(dimension + 1), wire.DIRECTIONS: np.zeros((0, dimension))}
-    requests = rounds.requests(0, clients, sent)
-    collected = rounds.collect(0, clients, requests, grid.send_and_receive(requests, timeout=timeout))
+
+    def before_repeat(judged: Judged[MessageReply]) -> None:
+        if on_repeat is not None and not repeats_itself:
+            on_repeat(rounds.sent(0, *rounds.lost(judged, clients, repeats_itself=False)))
+
+    requests, replies = ask(
+        grid,
+        rounds.requests(0, clients, sent),
+        partial(rounds.judge, 0, clients),
+        attempts=round_attempts,
+        timeout=timeout,
+        before_repeat=before_repeat,
+        say=lambda line: say(f"ranges: {line}"),
+    )
+    collected = rounds.collect(0, clients, requests, replies, repeats_itself=repeats_itself)
     for reason in collected.failures:
         say(f"ranges: dropped {reason}")
+    if len(collected.took_part) and (reason := too_few(collected.num_nodes, census.num_nodes, min_replies)):
+        say(f"ranges: {reason}: public ones serve")
+        nobody, unused = collected.took_part[:0], (collected.took_part, *collected.lost)
+        collected = replace(collected, took_part=nobody, lost=unused)
     center = np.zeros(dimension) if public_center is None else np.asarray(public_center, np.float64)
     spread = np.ones(dimension) if public_spread is None else np.asarray(public_spread, np.float64)
     if len(collected.took_part):
@@ -139,8 +177,8 @@ def range_round(
         center=center,
         spread=spread,
         fallback=fallback,
-        releases=rounds.sent(collected.took_part, 0),
-        assumed=rounds.sent(collected.lost, 0),
+        releases=rounds.sent(0, collected.took_part),
+        assumed=rounds.sent(0, *collected.lost),
         num_clients=len(collected.took_part),
         out_of_budget=len(collected.out_of_budget),
         failures=collected.failures,

@@ -1,20 +1,65 @@
-"""Reading one array of a reply: only the bytes that numpy writes for an array of the expected shape and dtype."""
+"""Opening a reply: its three records, of the server's own code, and arrays of exactly the bytes that numpy writes."""
 
 from __future__ import annotations
 
-import io
-import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
-__all__ = ["BadReply", "read_array"]
+from fedveil import wire
+from fedveil.wire_arrays import read_exactly
+
+__all__ = ["BadReply", "opened", "read_array"]
 
 
 class BadReply(ValueError):
     """A reply that must not reach the model; the message says why."""
+
+
+def opened(message: Message, code: Mapping[str, str]) -> tuple[ArrayRecord, int, ConfigRecord]:
+    """The records of a reply of this code, unread: what every kind of train reply has in common.
+
+    Parameters
+    ----------
+    message : Message
+        The reply.
+    code : mapping of str to str
+        Library version and source hash that it must carry.
+
+    Returns
+    -------
+    arrays : ArrayRecord
+    num_examples : int
+        The count it gives, whatever it is of.
+    ledger : ConfigRecord
+
+    Raises
+    ------
+    BadReply
+        If it is an error, is empty, holds a record too few or too many, counts in anything but whole numbers, or is of
+        other code.
+    """
+    if message.has_error():
+        raise BadReply(message.error.reason or f"error {message.error.code}")
+    if not message.has_content():
+        raise BadReply("it is empty")
+    content = message.content
+    arrays, metrics, records = content.array_records, content.metric_records, content.config_records
+    if len(content) != 3 or len(arrays) != 1 or len(metrics) != 1 or wire.LEDGER not in records:
+        raise BadReply(
+            "a reply must hold one ArrayRecord, one MetricRecord and the ledger rows, and nothing else"
+        )
+    ledger = records[wire.LEDGER]
+    for key, value in code.items():
+        if ledger.get(key) != value:
+            raise BadReply(f"it runs other code than the server: {key} {ledger.get(key)!r}, here {value!r}")
+    count = next(iter(metrics.values())).get(wire.NUM_EXAMPLES)
+    if type(count) is not int:  # no floats: 1e12 is one
+        raise BadReply(f"it counts {count!r} {wire.NUM_EXAMPLES}, which is no whole number")
+    return next(iter(arrays.values())), count, ledger
 
 
 def read_array(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -25,23 +70,7 @@ def read_array(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, 
     BadReply
         If its label or its bytes say something else, or a value is not finite.
     """
-    if (array.stype, array.dtype, tuple(array.shape)) != ("numpy.ndarray", str(dtype), shape):
-        raise BadReply(
-            f"{name} is {array.stype} {array.dtype}{tuple(array.shape)}, expected numpy.ndarray {dtype}{shape}"
-        )
-    # only the bytes that numpy writes for such an array: parsing a foreign header may fail in any way, and
-    # the header may declare more memory than there is
-    header, size = _header(dtype, shape), math.prod(shape) * dtype.itemsize
-    if len(array.data) != len(header) + size or not array.data.startswith(header):
-        raise BadReply(f"{name} does not hold the {dtype}{shape} that its label says")
-    values: NDArray[Any] = np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
-    if not np.all(np.isfinite(values)):
-        raise BadReply(f"{name} is not finite")
-    return values
-
-
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """What stands before the values of a C-ordered array in numpy's file format."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": shape})
-    return buffer.getvalue()
+    try:
+        return read_exactly(name, array, dtype, shape)
+    except wire.MalformedReply as error:
+        raise BadReply(str(error)) from error

@@ -13,6 +13,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp.strategy import fedavg
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fedveil import flower
@@ -117,6 +118,10 @@ def test_flowers_in_memory_grid_is_a_simulation():
 def test_a_grid_that_says_it_is_in_process_is_a_simulation_and_others_are_not():
     assert is_simulation_grid(SimpleNamespace(in_process=True))
     assert not is_simulation_grid(SimpleNamespace())
+
+
+def test_the_grid_of_a_deployment_is_no_simulation():
+    assert not is_simulation_grid(HttpGrid(token="none"))
 
 
 def test_flowers_strategies_are_quiet_only_inside():

@@ -14,6 +14,7 @@ from flwr.app import Message
 from fedveil import wire
 from fedveil.artifacts import RunFolder
 from fedveil.config import FedSVAConfig, assembly, planning
+from fedveil.config.loading import _load_problem
 from fedveil.privacy import Known
 
 CLIENTS = {2: {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}}
@@ -152,7 +153,7 @@ def test_another_record_changes_the_noised_arrays_of_its_node_and_no_other_field
     for age in ("18", "90"):
         cells = lines[42].split(",")
         other.write_text("\n".join([*lines[:42], ",".join([cells[0], age, *cells[2:]]), *lines[43:]]) + "\n")
-        assembly._load_problem.cache_clear()
+        _load_problem.cache_clear()
         worlds.append(fedsva({"data-path": str(other), "seed": 7, "num-server-rounds": 1}, nodes=8))
         _forget_cohorts()
     changed = 0

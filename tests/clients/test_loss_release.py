@@ -375,7 +375,10 @@ MALFORMED: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "another run": (_config(run="another"), "of run 'another'"),
     "a client of another node": (_config(clients=[3, 5]), "client 5 is not on this node"),
     "a client twice": (_config(clients=[3, 3]), "named twice"),
-    "candidates of float64": (_arrays(lambda array: array.astype(np.float64)), "not of type float32"),
+    "candidates of float64": (
+        _arrays(lambda array: array.astype(np.float64)),
+        "expected numpy.ndarray float32",
+    ),
     "candidates of another model": (_arrays(lambda array: array[..., None]), "must build the same model"),
     "one model alone": (_arrays(lambda array: array[0]), "do not hold 5 candidates"),
 }

@@ -214,3 +214,68 @@ def test_a_request_without_arrays_is_refused(tmp_path: Path) -> None:
     del message["arrays"]
     with pytest.raises(ValueError, match="needs an ArrayRecord"):
         handle_train(message, cohort(tmp_path), FINGERPRINT)
+
+
+def damaged(change: Any) -> RecordDict:
+    """A request whose first array is another one."""
+    message = request(1, "sum")
+    record = message.array_records["arrays"]
+    first = next(iter(record))
+    record[first] = change(record[first])
+    return message
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda a: Array(a.numpy() * np.nan), "is not finite"),
+        (lambda a: Array(np.full(a.shape, np.inf, np.float32)), "is not finite"),
+        (lambda a: Array(a.numpy()[:1]), "the model that was sent has arrays"),
+        (lambda a: Array(a.numpy().astype(np.int64)), "must be sent as float32 or float64"),
+        (lambda a: Array("object", a.shape, a.stype, a.data), "must be sent as float32 or float64"),
+        (lambda a: Array(a.dtype, (2**40, 2**20), a.stype, a.data), "the model that was sent has arrays"),
+        (lambda a: Array(a.dtype, a.shape, "torch.tensor", a.data), "expected numpy.ndarray"),
+        (lambda a: Array(a.dtype, a.shape, a.stype, a.data[:-1]), "does not hold"),
+        (lambda a: Array(a.dtype, a.shape, a.stype, a.data + bytes(2**20)), "does not hold"),
+        (lambda a: Array(a.dtype, a.shape, a.stype, b"\x80\x04N." + a.data), "does not hold"),
+    ],
+)
+def test_a_model_that_is_not_this_nodes_is_refused_and_nothing_is_spent(
+    change: Any, problem: str, tmp_path: Path
+) -> None:
+    node = cohort(tmp_path)
+    with pytest.raises(ValueError, match=problem):
+        handle_train(damaged(change), node, FINGERPRINT)
+    assert NodeLedger(tmp_path / "node-0-True.db").releases() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"server-round": 1.5}, "server-round must be a whole number"),
+        ({"server-round": True}, "server-round must be a whole number"),
+        ({"server-round": -1}, "server-round must be a whole number"),
+        ({"server-round": 2**40}, "server-round must be a whole number"),
+        ({"clients": "3"}, "clients must be a list of client numbers"),
+        ({"clients": [3.0]}, "clients must be a list of client numbers"),
+        ({"clients": [True]}, "clients must be a list of client numbers"),
+        ({"measure": b"3"}, "measure must be a list of client numbers"),
+        ({"known": "{}"}, "known must be what is known of 3 clients"),
+        ({"known": b" " * 5000}, "known must be what is known of 3 clients"),
+        ({"known": b"[1]"}, "what is known of clients cannot be read"),
+    ],
+)
+def test_settings_of_a_request_that_are_not_what_they_must_be_are_refused(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        handle_train(request(1, "sum", **changes), cohort(tmp_path), FINGERPRINT)
+    assert NodeLedger(tmp_path / "node-0-True.db").releases() == []
+
+
+def test_a_model_in_double_precision_is_taken(tmp_path: Path) -> None:
+    message = request(1, "sum")
+    for name, array in message.array_records["arrays"].items():
+        message.array_records["arrays"][name] = Array(array.numpy().astype(np.float64))
+    node = cohort(tmp_path)
+    assert handle_train(message, node, FINGERPRINT)["metrics"]["num-examples"] == sum(5 + c for c in CLIENTS)

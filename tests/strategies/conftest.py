@@ -191,14 +191,11 @@ class Scene:
 
     def expected(self, clients: Sequence[int], *, mode: Any = "sum", server_round: int = 1) -> Expected:
         """What the server expects of that request's reply."""
-        owed = (
-            frozenset()
-            if mode == "each"
-            else frozenset({("gradient", 0, "attribute"), ("gradient", 0, "record")})
-        )
-        return Expected(
-            list(clients), EXAMPLES, SHAPES, mode, server_round, CODE, dict.fromkeys(clients, owed)
-        )
+        owed = {
+            client: () if mode == "each" else planned(client).releases(client, server_round, 0)
+            for client in clients
+        }
+        return Expected(list(clients), EXAMPLES, SHAPES, mode, server_round, CODE, owed)
 
 
 @pytest.fixture(autouse=True)

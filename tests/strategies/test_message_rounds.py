@@ -160,7 +160,7 @@ def without(town, plan, gone: range) -> np.ndarray:
     kept = ~np.isin(collected.took_part, gone)
     clients = collected.took_part[kept]
     sums = sum_messages(collected.messages[kept], collected.labels[kept], clients, rounds.grid)
-    part = type(collected)(sums, clients, NONE, NONE)
+    part = type(collected)(sums, clients, NONE)
     moments = moments_of(
         part,
         rounds.grid,

@@ -203,7 +203,7 @@ def test_two_dead_nodes_are_told_apart(scene):
     )
 
 
-def test_replies_to_nothing_are_ignored(scene, bits):
+def test_replies_to_no_request_of_the_round_are_named_and_change_nothing(scene, bits):
     alone = bits(scene.run(scene.strategy(), scene.grid(scene.honest)).arrays)
     stray = scene.request([0, 1])
 
@@ -218,7 +218,9 @@ def test_replies_to_nothing_are_ignored(scene, bits):
     assert (
         bits(scene.run(scene.strategy(), scene.grid(scene.honest, arrange=with_a_stray_one)).arrays) == alone
     )
-    assert scene.outcomes[-1].failures == ()
+    assert scene.outcomes[-1].failures == ("1 reply of node 101 to no request of this round",)
+    assert scene.outcomes[-1].assumed == ()
+    assert len(scene.outcomes[-1].releases) == 12
 
 
 def test_a_long_reason_is_cut(scene):
@@ -246,13 +248,13 @@ def test_a_round_without_a_good_reply_ends_the_run_with_every_reason(scene, cent
     assert [outcome.server_round for outcome in scene.outcomes] == [0]
 
 
-def test_a_sum_that_overflows_ends_the_run_and_says_what_to_do(scene):
+def test_sums_that_would_overflow_are_refused_with_what_to_do(scene):
     def answer(message):
         content = scene.honest(message)
         arrays = {name: Array(np.full(shape, 2**62, np.int64)) for name, shape in scene.shapes.items()}
         return RecordDict({**dict(content), wire.ARRAYS: ArrayRecord(arrays)})
 
-    with pytest.raises(ValueError, match="the sum of updates overflows in weight: training diverged"):
+    with pytest.raises(NoGoodReplies, match=r"its sum of weight reaches 1\.074e\+09, .* lower learning-rate"):
         scene.run(scene.strategy(), scene.grid(answer))
 
 

@@ -17,8 +17,8 @@ from fedveil.strategies.prompt_grid import PromptGrid
 class SlowGrid(Grid):
     """A Grid on which the reply to the k-th message is there after ``after[k]`` seconds of the test's clock."""
 
-    def __init__(self, after: list[float]) -> None:
-        self.after, self.now, self.sent = after, 100.0, {}
+    def __init__(self, after: list[float], refused: frozenset[int] = frozenset()) -> None:
+        self.after, self.refused, self.now, self.sent = after, refused, 100.0, {}
         self.looks: list[tuple[float, set[str]]] = []
 
     def set_run(self, run: Run) -> None:
@@ -38,10 +38,12 @@ class SlowGrid(Grid):
         for index, message in enumerate(messages):
             stamp_message(message, run_id=1, message_id=f"m{index}", src_node_id=1)
             self.sent[f"m{index}"] = message
-        return list(self.sent)
+        # Flower gives None for what the SuperLink refuses, and fails when it is asked for the reply to that
+        return [None if int(name[1:]) in self.refused else name for name in self.sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.looks.append((self.now, set(message_ids)))
+        assert None not in self.looks[-1][1]
         there = [name for name in sorted(message_ids) if self.now - 100 >= self.after[int(name[1:])]]
         return [Message(RecordDict({"a": ConfigRecord()}), reply_to=self.sent[name]) for name in there]
 
@@ -53,9 +55,9 @@ class SlowGrid(Grid):
 def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a SlowGrid, whose clock alone passes when somebody sleeps."""
 
-    def make(after: list[float]) -> SlowGrid:
+    def make(after: list[float], refused: frozenset[int] = frozenset()) -> SlowGrid:
         set_task_identity(1)
-        grid = SlowGrid(after)
+        grid = SlowGrid(after, refused)
         monkeypatch.setattr(prompt_grid.time, "monotonic", lambda: grid.now)
         monkeypatch.setattr(
             prompt_grid.time, "sleep", lambda seconds: setattr(grid, "now", grid.now + seconds)
@@ -86,6 +88,25 @@ def test_what_came_until_the_timeout_is_given_and_nothing_is_waited_for_after_it
     replies = list(PromptGrid(grid, every=0.25).send_and_receive(messages(2), timeout=2))
     assert [reply.metadata.reply_to_message_id for reply in replies] == ["m0"]
     assert grid.now == 102.0
+
+
+def test_the_last_look_is_when_the_time_is_over_also_between_two_looks(slow: Any) -> None:
+    grid = slow([1e9])
+    assert list(PromptGrid(grid, every=0.4).send_and_receive(messages(1), timeout=1)) == []
+    assert [when for when, _ in grid.looks] == pytest.approx([100, 100.4, 100.8, 101])
+
+
+def test_a_message_that_the_superlink_refuses_has_no_reply_and_the_others_have_theirs(slow: Any) -> None:
+    grid = slow([0.0, 0.0, 1.0], refused=frozenset({1}))
+    replies = list(PromptGrid(grid).send_and_receive(messages(3), timeout=600))
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ["m0", "m2"]
+    assert grid.now == 101.0
+
+
+def test_where_every_message_is_refused_nothing_is_waited_for(slow: Any) -> None:
+    grid = slow([0.0], refused=frozenset({0}))
+    assert list(PromptGrid(grid).send_and_receive(messages(1), timeout=600)) == []
+    assert grid.looks == []
 
 
 def test_a_timeout_of_none_waits_as_long_as_it_takes(slow: Any) -> None:

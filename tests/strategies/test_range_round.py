@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -131,3 +133,56 @@ def test_the_run_sends_the_ranges_to_the_clients(town):
     town.features = (town.features - ranges[0]) / ranges[1]
     want = town.run(town.one_shot(3, None), town.grid(3, None))
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+# attempts
+
+
+def losing(town, plan, failures, **settings):
+    """A range round whose nodes are silent so often before they answer; they have made their messages each time."""
+    grid = town.grid(3, plan, mechanism="range", bound=BOUND)
+    asked, honest = Counter(), grid.answer
+
+    def answer(message):
+        node, content = message.metadata.dst_node_id, honest(message)
+        asked[node] += 1
+        return None if asked[node] <= failures.get(node, 0) else content
+
+    grid.answer, grid.looks = answer, [(101, 102, 103)]
+    town.grid = lambda *_, **__: grid
+    return ask(town, 3, plan, **settings)[0]
+
+
+def test_silent_nodes_are_asked_again_for_ranges_and_every_message_counts(new_town):
+    town, whole = new_town(), new_town()
+    told = []
+    plan = range_plan(town)
+    expected, _ = ask(whole, 3, range_plan(whole))
+    found = losing(town, plan, {102: 1, 103: 2}, round_attempts=3, on_repeat=told.append)
+    assert found.center.tobytes() == expected.center.tobytes()
+    assert found.spread.tobytes() == expected.spread.tobytes()
+    assert found.releases[0].count == 300
+    lost = [list(range(100, 300)), list(range(200, 300))]
+    assert [cohort.clients.tolist() for cohort in found.assumed] == lost
+    assert [[cohort.clients.tolist() for cohort in cohorts] for cohorts in told] == [lost[:1], lost]
+    assert len(found.failures) == 3
+
+
+def test_in_a_seeded_run_a_range_message_that_is_sent_twice_counts_once(town):
+    told = []
+    found = losing(
+        town, range_plan(town), {102: 1}, round_attempts=2, repeats_itself=True, on_repeat=told.append
+    )
+    assert (found.assumed, told) == ((), [])
+
+
+def test_too_few_replies_leave_the_public_ranges_and_are_spent(town):
+    found = losing(town, range_plan(town), {102: 9, 103: 9}, min_replies=2)
+    assert found.fallback.all()
+    assert found.center.tolist() == [0, 0, 0]
+    assert found.spread.tolist() == [0.5, 0.5, 0.5]
+    assert found.releases == ()
+    assert sum(cohort.count for cohort in found.assumed) == 300
+    assert (
+        "ranges: 1 of 3 nodes sent something to average, and min-replies is 2: public ones serve" in town.said
+    )

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from fedveil.artifacts import Checkpoint
-from fedveil.artifacts.checkpoint import decode_checkpoint, encode_checkpoint
+from fedveil.artifacts.checkpoint import CheckpointEncoder, decode_checkpoint
 from fedveil.flower import set_task_identity
 from fedveil.strategies import ServerOptimizer
 
@@ -94,7 +94,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(kind, stop):
     before = optimizer(kind)
     models = steps(before, start(), range(1, stop + 1))
     checkpoint = Checkpoint(stop, models[-1], before.state(), (), [], "c0ffee")
-    saved = decode_checkpoint(encode_checkpoint(checkpoint), "memory")
+    saved = decode_checkpoint(CheckpointEncoder().encode(checkpoint), "memory")
     after = optimizer(kind).load_state(saved.optimizer)
     for ours, whole in zip(steps(after, saved.arrays, range(stop + 1, 6)), unbroken[stop:], strict=True):
         assert {n: a.tobytes() for n, a in ours.items()} == {n: a.tobytes() for n, a in whole.items()}

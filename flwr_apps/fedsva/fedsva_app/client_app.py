@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedveil import wire
 from fedveil.artifacts import NodeLedger
 from fedveil.clients import ClientData, Cohort, LossNode, handle_identify, handle_losses, handle_train
+from fedveil.clients.policy import Policy
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
+from fedveil.config.node_policy import admit_run, check_loaded, limits_of
 from fedveil.config.places import hosted_clients, ledger_path, place_of_node
 from fedveil.config.randomness import run_streams
+from fedveil.config.sites import (
+    SiteData,
+    own_client,
+    refuse_foreign_path,
+    schema_digest,
+    site_data,
+    uses_sites,
+)
 from fedveil.datasets.schema import check_records
 from fedveil.flower import is_simulated
 from fedveil.threads import set_threads
@@ -29,9 +40,15 @@ def identify(message: Message, context: Context) -> Message:
     """Say which clients this node serves, how many records each has, and which code runs here."""
     config = FedSVAConfig.from_run_config(context.run_config)
     partition_id, num_partitions = place_of_node(context.node_config)
-    cohort = host(config, partition_id, num_partitions, None, is_simulated())
+    sites = _sites(config, context)
+    policy = _admit(config, None, sites)
+    cohort = host(config, partition_id, num_partitions, None, is_simulated(), sites, policy)
+    schema = None
+    if uses_sites(config):
+        schema = schema_digest(assembly.load_sites(config, dict(sites)).dataset.schema)
+    code = assembly.code_of(config, CODE)
     return Message(
-        handle_identify(cohort, partition_id, num_partitions, assembly.code_of(config, CODE)),
+        handle_identify(cohort, partition_id, num_partitions, code, schema),
         reply_to=message,
     )
 
@@ -42,7 +59,9 @@ def train(message: Message, context: Context) -> Message:
     config = FedSVAConfig.from_run_config(context.run_config)
     request = message.content.config_records.setdefault(wire.CONFIG, ConfigRecord())
     run = _run_of(request, context)
-    cohort = host(config, *place_of_node(context.node_config), run, is_simulated())
+    sites = _sites(config, context)
+    policy = _admit(config, run, sites)
+    cohort = host(config, *place_of_node(context.node_config), run, is_simulated(), sites, policy)
     # a plain Flower strategy knows neither logical clients nor sums
     request.setdefault(wire.CLIENTS, list(cohort.clients))
     request.setdefault(wire.REPLY, "mean")
@@ -62,7 +81,9 @@ def losses(message: Message, context: Context) -> Message:
     """Release, after training, how clients' losses under the leading candidates of each quantizer differ."""
     config = FedSVAConfig.from_run_config(context.run_config)
     run = _run_of(message.content.config_records.setdefault(wire.CONFIG, ConfigRecord()), context)
-    node = loss_node(config, *place_of_node(context.node_config), run, is_simulated())
+    sites = _sites(config, context)
+    policy = _admit(config, run, sites)
+    node = loss_node(config, *place_of_node(context.node_config), run, is_simulated(), sites, policy)
     return Message(handle_losses(message.content, node, assembly.code_of(config, CODE)), reply_to=message)
 
 
@@ -78,9 +99,45 @@ def _run_of(request: ConfigRecord, context: Context) -> str:
     return run
 
 
+Sites = tuple[tuple[int, SiteData], ...]
+
+
+def _sites(config: FedSVAConfig, context: Context) -> Sites:
+    """Where the records of the clients that this node hosts lie; nothing unless every node brings its own.
+
+    Raises
+    ------
+    ConfigError
+        If a real node is not told by its owner, or was to open a file that the server names.
+    """
+    simulated = is_simulated()
+    if not uses_sites(config):
+        refuse_foreign_path(config, simulated=simulated)
+        return ()
+    place = place_of_node(context.node_config)
+    if simulated:
+        clients = hosted_clients(config.num_clients, *place)
+    else:
+        clients = (own_client(config.num_clients, *place),)
+    return tuple(
+        (client, site_data(config, context.node_config, client, simulated=simulated)) for client in clients
+    )
+
+
+def _admit(config: FedSVAConfig, run: str | None, sites: Sites) -> Policy | None:
+    """Ask the node owner's policy, before any record is read."""
+    return admit_run(config, run=run, simulated=is_simulated(), site=sites[0][1] if sites else None)
+
+
 @lru_cache(maxsize=4)
 def host(
-    config: FedSVAConfig, partition_id: int, num_partitions: int, run: str | None, simulated: bool
+    config: FedSVAConfig,
+    partition_id: int,
+    num_partitions: int,
+    run: str | None,
+    simulated: bool,
+    sites: Sites = (),
+    policy: Policy | None = None,
 ) -> Cohort:
     """The cohort of this node in one run; kept while its process lives, for a simulated node is asked every round.
 
@@ -88,7 +145,7 @@ def host(
     """
     set_threads(config.threads_per_node)
     streams = run_streams(config, simulated=simulated)
-    problem, examples = _hosted(config, partition_id, num_partitions)
+    problem, examples = _hosted(config, partition_id, num_partitions, sites, policy)
     learner = assembly.learner(config, problem.dataset)
     return Cohort(
         learner,
@@ -96,7 +153,7 @@ def host(
         planning.client_plans(config, examples, problem.groups),
         budgets=planning.training_budgets(config),
         streams=streams,
-        node_ledger=NodeLedger(ledger_path(config, run, simulated=simulated))
+        node_ledger=NodeLedger(ledger_path(config, run, simulated=simulated), limits=limits_of(policy))
         if run and config.privacy == "local"
         else None,
         run=run or "",
@@ -110,12 +167,18 @@ def host(
 
 @lru_cache(maxsize=4)
 def loss_node(
-    config: FedSVAConfig, partition_id: int, num_partitions: int, run: str, simulated: bool
+    config: FedSVAConfig,
+    partition_id: int,
+    num_partitions: int,
+    run: str,
+    simulated: bool,
+    sites: Sites = (),
+    policy: Policy | None = None,
 ) -> LossNode:
     """What this node needs to answer for its clients' losses; its ledger is the one that training has written to."""
     set_threads(config.threads_per_node)
     streams = run_streams(config, simulated=simulated)
-    problem, examples = _hosted(config, partition_id, num_partitions)
+    problem, examples = _hosted(config, partition_id, num_partitions, sites, policy)
     return LossNode(
         learner=assembly.learner(config, problem.dataset),
         data=_data_of(problem),
@@ -124,20 +187,37 @@ def loss_node(
         streams=streams,
         mus=planning.loss_budgets(config),
         budgets=planning.local_budgets(config),
-        ledger=NodeLedger(ledger_path(config, run, simulated=simulated)) if config.releases_losses else None,
+        ledger=NodeLedger(ledger_path(config, run, simulated=simulated), limits=limits_of(policy))
+        if config.releases_losses
+        else None,
         study=config.membership == "study" and simulated,
     )
 
 
 def _hosted(
-    config: FedSVAConfig, partition_id: int, num_partitions: int
+    config: FedSVAConfig, partition_id: int, num_partitions: int, sites: Sites, policy: Policy | None
 ) -> tuple[assembly.Problem, dict[int, int]]:
     """The data, and the checked clients of this node with their numbers of records."""
+    if uses_sites(config):
+        problem = assembly.load_sites(config, dict(sites))
+        _check_loaded(policy, problem, problem.examples)
+        return problem, problem.examples
     problem = assembly.load_problem(config)
     clients = hosted_clients(problem.num_clients, partition_id, num_partitions)
+    examples = {client: problem.examples[client] for client in clients}
+    _check_loaded(policy, problem, examples)
     for client in clients:
         check_records(problem.records(client), problem.dataset.schema, f"client {client}")
-    return problem, {client: problem.examples[client] for client in clients}
+    return problem, examples
+
+
+def _check_loaded(policy: Policy | None, problem: assembly.Problem, examples: Mapping[int, int]) -> None:
+    named = {f"client {client}": count for client, count in examples.items()}
+    schema, protected = problem.dataset.schema, None
+    if problem.private is not None:
+        open_columns = {schema.sources[feature] for feature in np.flatnonzero(~problem.private)}
+        protected = set(schema.sources) - open_columns
+    check_loaded(policy, named, schema, protected)
 
 
 def _data_of(problem: assembly.Problem) -> Callable[[int], ClientData]:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from fedveil.config import FedSVAConfig, assembly, planning
+from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.config.randomness import public_streams
+from fedveil.config.sites import PLACEHOLDER, site_data, uses_sites
 from fedveil.models import initial_arrays
 from fedveil.plugins import resolve
 from fedveil.privacy import (
@@ -34,6 +35,11 @@ from .statements import announce
 
 _WIDTH = 120
 _MOST_ROWS = 12
+_SIZES = (
+    100,
+    1_000,
+    10_000,
+)  # records of made-up sites, where real ones have not said yet how many they have
 
 
 def plan(config: FedSVAConfig, say: Callable[[str], None]) -> None:
@@ -44,7 +50,7 @@ def plan(config: FedSVAConfig, say: Callable[[str], None]) -> None:
     ConfigError
         As the run itself would, before any node is asked.
     """
-    problem = assembly.load_problem(config)
+    problem = _counted(config)
     learner = assembly.learner(config, problem.dataset)
     plans = planning.client_plans(config, problem.examples, problem.groups)
     resolve("strategy", config.strategy)
@@ -53,11 +59,38 @@ def plan(config: FedSVAConfig, say: Callable[[str], None]) -> None:
     say(f"model {config.model}: {sum(value.size for value in start.values())} parameters")
     if config.privacy != "local":
         return
+    if not plans:
+        say("for sites of some sizes; what counts is the number of records that each says it has")
+        plans = _of_sizes(config, problem, say)
+        _print_table(config, plans, made_up=True)
+        return
     _print_table(config, plans)
     _say_bound(config, problem, plans, start, say)
 
 
-def _print_table(config: FedSVAConfig, plans: dict[int, NoisePlan | None]) -> None:
+def _counted(config: FedSVAConfig) -> assembly.Problem:
+    """The data of the run; the files of simulated sites are on this machine, and are counted."""
+    problem = assembly.load_problem(config)
+    if not uses_sites(config) or PLACEHOLDER not in config.data_path:
+        return problem
+    places = {client: site_data(config, {}, client, simulated=True) for client in range(config.num_clients)}
+    return problem.met(assembly.load_sites(config, places).examples)
+
+
+def _of_sizes(
+    config: FedSVAConfig, problem: assembly.Problem, say: Callable[[str], None]
+) -> dict[int, NoisePlan | None]:
+    """Plans of made-up sites; one that is too small for any is told."""
+    plans: dict[int, NoisePlan | None] = {}
+    for size in _SIZES:
+        try:
+            plans |= {size: planning.client_plans(config, {size: size}, problem.groups)[size]}
+        except ConfigError as error:
+            say(f"a site of {size} records could take no part: {str(error).partition(' records: ')[2]}")
+    return plans
+
+
+def _print_table(config: FedSVAConfig, plans: dict[int, NoisePlan | None], *, made_up: bool = False) -> None:
     """One row for each number of records and each state of knowledge."""
     of_size = {plan.num_records: plan for plan in plans.values() if plan is not None}
     counts = Counter(plan.num_records for plan in plans.values() if plan is not None)
@@ -82,7 +115,7 @@ def _print_table(config: FedSVAConfig, plans: dict[int, NoisePlan | None]) -> No
             step = plan.mechanism(known)
             table.add_row(
                 str(size),
-                str(counts[size]),
+                "" if made_up else str(counts[size]),
                 label,
                 "" if step.attribute_clip_norm is None else f"{step.attribute_clip_norm:.4g}",
                 f"{step.sigma:.4g}",

@@ -19,6 +19,7 @@ from fedveil.artifacts import Checkpoint, RunFolder
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.config.places import check_writable, open_resumed, output_root, require_same_hash, secret_keys
 from fedveil.config.randomness import public_streams, run_streams
+from fedveil.config.sites import check_run_path, schema_digest, uses_sites
 from fedveil.flower import is_simulation_grid
 from fedveil.models import evaluate, initial_arrays, refuse_record_coupling
 from fedveil.plugins import find, resolve
@@ -33,7 +34,9 @@ from fedveil.strategies import (
     identify,
     to_record,
 )
+from fedveil.strategies.attempts import check_attempts
 from fedveil.strategies.hooks import hook_names, hooks_after
+from fedveil.strategies.prompt_grid import PromptGrid
 from fedveil.streams import Streams
 from fedveil.threads import set_threads
 
@@ -56,12 +59,17 @@ def say(line: str) -> None:
 def main(grid: Grid, context: Context) -> None:
     """Run FedSVA; whatever is wrong with the configuration or the data stops here, before any node is asked."""
     config = FedSVAConfig.from_run_config(context.run_config)
-    streams = run_streams(config, simulated=is_simulation_grid(grid))
-    if config.membership == "study" and not is_simulation_grid(grid):
+    simulated, sites = is_simulation_grid(grid), uses_sites(config)
+    if not simulated:
+        grid = PromptGrid(grid)
+    streams = run_streams(config, simulated=simulated)
+    if config.membership == "study" and not simulated:
         raise ConfigError(
             "membership = 'study' would show losses on private records, and these nodes are not simulated: use "
             "'federated', which releases them, or 'public'."
         )
+    if sites:
+        check_run_path(config, simulated=simulated)
     set_threads(config.threads_per_node)
     problem = assembly.load_problem(config)
     schema = problem.dataset.schema
@@ -72,21 +80,35 @@ def main(grid: Grid, context: Context) -> None:
     code = assembly.code_of(config, CODE)
     for hook in hook_names(config.hooks):
         resolve("hook", hook)  # now, and not when all is trained
-    announce(config, problem, seeded=streams.is_seeded, say=say)
-    facts = run_facts(problem, streams, code)
+    if not sites:
+        announce(config, problem, seeded=streams.is_seeded, say=say)
     resumed = open_resumed(config) if config.resume else None
     checkpoint = resumed.load_checkpoint() if resumed else None
     if resumed and checkpoint:
         require_same_hash(config, checkpoint, resumed.path)
-        check_unchanged(config, checkpoint, facts, resumed.path, simulated=is_simulation_grid(grid))
     else:
         check_writable(config)
 
-    fleet = identify(grid, expected=code, timeout=config.round_timeout, say=say)
-    if set(fleet.clients) != set(problem.examples):
+    def settled(problem: assembly.Problem) -> dict[str, str]:
+        facts = run_facts(problem, streams, code)
+        if resumed and checkpoint:
+            check_unchanged(config, checkpoint, facts, resumed.path, simulated=simulated)
+        return facts
+
+    facts = {} if sites else settled(problem)
+    digest = schema_digest(schema) if sites else None
+    fleet = identify(grid, expected=code, timeout=config.round_timeout, say=say, schema=digest)
+    if sites:  # only now the server knows how many records there are
+        require_all_sites(config, fleet)
+        problem = problem.met(fleet.examples)
+        planning.client_plans(config, problem.examples, problem.groups)
+        announce(config, problem, seeded=streams.is_seeded, say=say)
+        facts = settled(problem)
+    elif set(fleet.clients) != set(problem.examples):
         raise ConfigError(
             f"the nodes serve {len(fleet.clients)} clients and the data has {problem.num_clients}."
         )
+    check_attempts(config.min_replies, config.round_attempts, fleet.num_nodes)
     folder = resumed or RunFolder.create(
         output_root(config), APP, config.to_run_config(), redact=secret_keys(config)
     )
@@ -190,6 +212,7 @@ def run_facts(problem: assembly.Problem, streams: Streams, code: Mapping[str, st
 
     The data's digest covers public facts (n_i, the test set). In a seeded run it covers the clients' records too, under
     a key drawn from the secret seed: a bare digest of records would tell who knows all but one of them which it is.
+    Where every node brings its own records it covers their public description instead, for the server has none.
     """
     test = problem.dataset.test
     digest = blake2b(repr(sorted(problem.examples.items())).encode(), digest_size=16)
@@ -200,7 +223,25 @@ def run_facts(problem: assembly.Problem, streams: Streams, code: Mapping[str, st
         parts += [problem.dataset.train.features, problem.dataset.train.labels]
     for part in parts:
         digest.update(np.ascontiguousarray(part).tobytes())
+    if problem.sites is not None:
+        digest.update(schema_digest(problem.dataset.schema).encode())
     return {"code": code[wire.SOURCE], "data": digest.hexdigest()}
+
+
+def require_all_sites(config: FedSVAConfig, fleet: Fleet) -> None:
+    """Refuse a fleet whose nodes are not the sites that the run was set up for.
+
+    Raises
+    ------
+    ConfigError
+        If a site is missing, or one too many is there.
+    """
+    if fleet.clients != list(range(config.num_clients)):
+        served = ", ".join(map(str, fleet.clients[:10])) + (", ..." if len(fleet.clients) > 10 else "")
+        raise ConfigError(
+            f"the nodes serve the clients {served}, and num-clients = {config.num_clients} sites are numbered from 0: "
+            "start the others, or correct num-clients."
+        )
 
 
 def check_unchanged(
@@ -305,27 +346,34 @@ def build_strategy(
             folder.save_checkpoint(replace(checkpoint, assumed=record.assumed))
         progress.restore(record.releases + record.assumed)
 
+    saved: list[Checkpoint | None] = [checkpoint]
+
+    def on_repeat(server_round: int, rows: tuple[Release, ...]) -> None:
+        # before nodes are asked again: a run that dies then must know what may have left already
+        if saved[0] is not None:
+            folder.save_checkpoint(replace(saved[0], assumed=record.assumed + rows))
+
     def on_round(outcome: RoundOutcome) -> None:
         record.add(outcome, progress.round(outcome))
         if config.trajectory:
             folder.save_trajectory(outcome.server_round, outcome.arrays, keep=config.trajectory)
-        folder.save_checkpoint(
-            Checkpoint(
-                round=outcome.server_round,
-                arrays=dict(outcome.arrays),
-                optimizer=optimizer.state(),
-                releases=record.releases,
-                metrics=record.metrics,
-                config_hash=config.config_hash,
-                extra={
-                    "out-of-budget": list(outcome.out_of_budget),
-                    "run": run,
-                    "facts": facts,
-                    "knowledge": knowledge.state(),
-                },
-                assumed=record.assumed,
-            )
+        done = Checkpoint(
+            round=outcome.server_round,
+            arrays=dict(outcome.arrays),
+            optimizer=optimizer.state(),
+            releases=record.releases,
+            metrics=record.metrics,
+            config_hash=config.config_hash,
+            extra={
+                "out-of-budget": list(outcome.out_of_budget),
+                "run": run,
+                "facts": facts,
+                "knowledge": knowledge.state(),
+            },
+            assumed=record.assumed,
         )
+        folder.save_checkpoint(done)
+        saved[0] = done
         say(lines.pop())  # not before it is saved: a resumed run draws other noise for a round that was not
         for line in lines_about(outcome.contributions, config, problem, knowledge):
             say(line)
@@ -346,6 +394,10 @@ def build_strategy(
         "out_of_budget": tuple(checkpoint.extra["out-of-budget"]) if checkpoint else (),
         "on_round": on_round,
         "say": say,
+        "min_replies": config.min_replies,
+        "round_attempts": config.round_attempts,
+        "bound": assembly.update_bound(config, problem.dataset),
+        "on_repeat": on_repeat,
     }
     return make_strategy(config, parts), record, knowledge
 

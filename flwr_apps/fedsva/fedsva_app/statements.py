@@ -35,7 +35,12 @@ def announce(
     """Say what will run and what it will guarantee, before it starts; and, by name, where delta is weak."""
     dataset, parts = problem.dataset, problem.parts
     say(f"FedVeil {__version__}, FedSVA on {dataset.name}: {dataset.scaled}")
-    say(f"{config.partition} partition: {sizes_line(parts)}; {len(dataset.test)} public test records")
+    sizes = (
+        sizes_line(problem.examples.values())
+        if problem.examples
+        else f"{config.num_clients} clients, which say how many records they have when the run starts"
+    )
+    say(f"{config.partition} partition: {sizes}; {len(dataset.test)} public test records")
     if parts.dropped:
         say(
             f"left out: {len(parts.dropped)} client(s) with fewer than min-records = {config.min_records} records, "
@@ -150,8 +155,8 @@ def _announce_losses(config: FedSVAConfig, say: Callable[[str], None]) -> None:
 def _announce_record_level(
     config: FedSVAConfig, problem: assembly.Problem, say: Callable[[str], None]
 ) -> None:
-    plan = next(iter(planning.client_plans(config, problem.examples, problem.groups).values()))
-    if plan is None:
+    plan = next(iter(planning.client_plans(config, problem.examples, problem.groups).values()), None)
+    if plan is None:  # no client adds noise, or none has said yet how many records it has
         return
     if planning.proven_by_filter(config):
         budget = gaussian_epsilon(planning.local_budgets(config)["record"], config.delta)
