@@ -1,0 +1,109 @@
+"""deploy/keys.sh: certificates that verify, keys that are private, and nothing made twice."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="needs openssl and ssh-keygen"
+)
+
+
+def keys(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the script for a deployment in this folder."""
+    env = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "FEDVEIL_DEPLOYMENT": str(folder / "deployment"),
+        "FEDVEIL_ENV": str(folder / "compose.env"),
+    }
+    return subprocess.run(
+        [ROOT / "deploy/keys.sh", *words], env=env, cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def said_by_openssl(*words: str | Path) -> str:
+    return subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True, check=False).stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A deployment of two nodes that sites reach as learn.example.org and 192.0.2.7."""
+    made = tmp_path_factory.mktemp("keys")
+    result = keys(made, "local", "2", "learn.example.org", "192.0.2.7")
+    assert result.returncode == 0, result.stderr
+    assert "docker compose up" in result.stdout
+    return made
+
+
+def test_a_second_call_changes_no_file(folder: Path):
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = contents()
+    assert keys(folder, "local", "2", "other.example.org").returncode == 0
+    assert contents() == before
+
+
+def test_private_keys_and_secrets_are_readable_by_their_owner_only(folder: Path):
+    private = [path for path in folder.rglob("*") if path.suffix in (".key", ".secret", ".pem")]
+    assert (
+        len(private) == 11
+    )  # authority; SuperLink and proxy: key, PEM, secret; two nodes: key, inner key, secret
+    for path in private:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_the_proxy_is_who_the_operator_said_and_vouched_for_by_the_authority(folder: Path):
+    made = folder / "deployment"
+    certificate, authority = made / "proxy/proxy.crt", made / "ca/ca.crt"
+    for name in (["-verify_hostname", "learn.example.org"], ["-verify_ip", "192.0.2.7"]):
+        assert "OK" in said_by_openssl("verify", "-CAfile", authority, *name, certificate)
+    assert "OK" not in said_by_openssl(
+        "verify", "-CAfile", authority, "-verify_hostname", "evil.example.org", certificate
+    )
+    assert "OK" not in said_by_openssl("verify", "-CAfile", made / "nodes/node-1/runtime-ca.crt", certificate)
+
+
+def test_a_site_s_inner_authority_can_sign_nothing_more_for_its_key_is_gone(folder: Path):
+    node = folder / "deployment/nodes/node-1"
+    assert "OK" in said_by_openssl("verify", "-CAfile", node / "runtime-ca.crt", node / "runtime.crt")
+    assert not (node / "runtime-ca.key").exists()
+
+
+def test_node_keys_are_of_the_curve_p_384_and_differ(folder: Path):
+    public = [(folder / f"deployment/nodes/node-{k}/node.key.pub").read_text().split() for k in (1, 2)]
+    assert [words[0] for words in public] == ["ecdsa-sha2-nistp384"] * 2
+    assert public[0][1] != public[1][1]
+
+
+def test_the_operator_gets_public_keys_and_the_authority_s_key_stays_with_the_server(folder: Path):
+    operator = folder / "deployment/operator-container"
+    assert {path.name for path in operator.rglob("*") if path.is_file()} == {
+        "config.toml",
+        "node-1.pub",
+        "node-2.pub",
+    }
+    assert [path.parent.name for path in folder.rglob("ca.key")] == ["ca"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("local", "six"), "the number of nodes"),
+        (("local", "9"), "1 to 5 nodes"),
+        (("local", "1", "bad name!"), "neither a DNS name nor an address"),
+        (("node", "site"), "a folder and the server's ca.crt"),
+        (("node", "site", "nowhere.crt"), "nowhere.crt is not there"),
+    ],
+)
+def test_a_wrong_call_is_told_what_is_right(tmp_path: Path, words: tuple[str, ...], sentence: str):
+    result = keys(tmp_path, *words)
+    assert result.returncode == 2
+    assert sentence in result.stderr
