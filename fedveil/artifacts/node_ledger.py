@@ -259,6 +259,38 @@ class NodeLedger:
         with connected(self.path) as database:
             return lifetime.spent_by_run(database, relation)
 
+    def bind(self, run: str, node: int, digest: str) -> None:
+        """Keep under which settings a run is first asked for, and refuse it under others.
+
+        Rows are filed by a client's number in its run. Under other settings (another public seed or partition) the
+        number is of other records, whose budget would be whole.
+
+        Parameters
+        ----------
+        run : str
+            Name of the run.
+        node : int
+            The node's place in the run, as its owner has set it.
+        digest : str
+            Of all settings that change what is computed.
+
+        Raises
+        ------
+        ValueError
+            If the run was asked for under other settings before.
+        WriteFailed
+            If the system refuses.
+        """
+        _check_name(run)
+        with transaction(self.path) as database:
+            database.execute("INSERT OR IGNORE INTO settings VALUES (?, ?, ?)", (run, int(node), digest))
+            query = "SELECT digest FROM settings WHERE run = ? AND node = ?"
+            if database.execute(query, (run, int(node))).fetchone() != (digest,):
+                raise ValueError(
+                    f"run {run!r} was asked for under other settings before, and its clients may be other records: "
+                    "resume it with its own settings, or start a new run."
+                )
+
     def note(self, run: str, client: int, round: int, note: str) -> None:
         """Keep a text about one client's round, in place of an earlier one; it is as private as the records.
 

@@ -43,6 +43,10 @@ _BOOKINGS = (
         run TEXT NOT NULL, relation TEXT NOT NULL, mu REAL NOT NULL,
         PRIMARY KEY (run, relation)
     ) WITHOUT ROWID""",
+    """CREATE TABLE settings (
+        run TEXT NOT NULL, node INTEGER NOT NULL, digest TEXT NOT NULL,
+        PRIMARY KEY (run, node)
+    ) WITHOUT ROWID""",
 )
 _ALL = (_RELEASES, _NOTES, _COHORTS, _BOOKINGS)
 _SINCE = {version: _ALL[version:] for version in range(_VERSION)}

@@ -52,7 +52,12 @@ def node_policy() -> Policy | None:
 
 
 def admit_run(
-    config: FedSVAConfig | ModulatedConfig, *, run: str | None, simulated: bool, site: SiteData | None = None
+    config: FedSVAConfig | ModulatedConfig,
+    *,
+    run: str | None,
+    node: int,
+    simulated: bool,
+    site: SiteData | None = None,
 ) -> Policy | None:
     """Check a run against this node's policy; the first thing that is done with a request.
 
@@ -62,6 +67,8 @@ def admit_run(
         The run's settings.
     run : str or None
         Name of the run; None while nothing is released yet and the run is asked who is here.
+    node : int
+        The node's place in the run.
     simulated : bool
         Whether this process finds itself simulated: then nothing is checked.
     site : SiteData, optional
@@ -78,6 +85,8 @@ def admit_run(
         If the run asks for more than is allowed, or the policy cannot be used: nothing is served then.
     LifetimeExceeded
         If a run without noise of the node's own has no room in the ledger.
+    ValueError
+        If the run was asked for under other settings before: its clients may be other records by now.
     """
     if simulated:
         return None
@@ -103,8 +112,10 @@ def admit_run(
         # a run that is resumed tells its name with its first request only
         if run is not None or not config.resume:
             _check_whole_run(policy, terms, run)
-    if run is not None and terms.privacy != ("local",):
-        _book(config, terms, run, policy)
+    if run is not None:
+        NodeLedger(node_ledger_path()).bind(run, node, config.config_hash)
+        if terms.privacy != ("local",):
+            _book(config, terms, run, policy)
     return policy
 
 

@@ -105,6 +105,31 @@ def test_a_killed_run_resumes_and_ends_byte_equal_to_an_unbroken_one(
     assert [_without_times(row) for row in rows] == [_without_times(row) for row in unbroken.metrics]
 
 
+def test_a_round_that_the_server_has_noised_is_never_noised_again_once_it_is_on_disk(
+    small: dict[str, Any], fedveil_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    central = {**small, "privacy": "central", "epsilon": 8.0, "seed": "", "num-server-rounds": 3}
+    whole = RunFolder.save_trajectory
+
+    def dies(folder: RunFolder, round: int, arrays: Any, *, keep: int) -> None:
+        if round == 2:
+            raise KeyboardInterrupt
+        whole(folder, round, arrays, keep=keep)
+
+    monkeypatch.setattr(RunFolder, "save_trajectory", dies)
+    fedveil_run({**central, "output-dir": str(tmp_path)})
+    monkeypatch.undo()
+    (folder,) = tmp_path.glob("*-fedsva-*")
+    checkpoint = RunFolder(folder).load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.round == 2
+    assert fedveil_run({}, "--resume", folder).exit_code == 0
+    trajectory = dict(RunFolder(folder).load_trajectory())
+    assert sorted(trajectory) == [0, 1, 2, 3]
+    for name, array in checkpoint.arrays.items():
+        assert trajectory[2][name].tobytes() == array.tobytes()
+
+
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("name", ["with half the contributions", "after the contributions"])
 def test_contributions_have_the_same_bits_when_a_run_goes_on_with_another_number_of_nodes(

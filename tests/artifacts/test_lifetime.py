@@ -251,6 +251,7 @@ def test_a_ledger_of_version_3_opens_and_its_rows_count(path: Path) -> None:
     send(NodeLedger(path), "old", 0, 1, 0.75)
     with sqlite3.connect(path) as database:
         database.execute("DROP TABLE bookings")
+        database.execute("DROP TABLE settings")
         database.execute("PRAGMA user_version = 3")
     database.close()
     ledger = NodeLedger(path, limits={"record": 1.0})

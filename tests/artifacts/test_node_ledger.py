@@ -246,6 +246,7 @@ def as_version_1(path: Path) -> None:
         database.execute("DROP TABLE notes")
         database.execute("DROP TABLE cohorts")
         database.execute("DROP TABLE bookings")
+        database.execute("DROP TABLE settings")
         database.execute("PRAGMA user_version = 1")
     database.close()
 
@@ -261,6 +262,17 @@ def test_a_ledger_of_the_version_before_keeps_its_rows_and_takes_notes(ledger: N
         assert database.execute("PRAGMA user_version").fetchone() == (4,)
     database.close()
     assert NodeLedger(ledger.path).count("run", 3) == 1  # and once more is no upgrade
+
+
+def test_a_run_is_bound_to_its_first_settings_at_each_place_of_a_node(ledger: NodeLedger) -> None:
+    ledger.bind("run", 0, "settings")
+    NodeLedger(ledger.path).bind("run", 0, "settings")
+    ledger.bind("run", 1, "others")  # two nodes may share a file; each place is its owner's to set
+    ledger.bind("another run", 0, "others")
+    with pytest.raises(ValueError, match="run 'run' was asked for under other settings before"):
+        NodeLedger(ledger.path).bind("run", 0, "others")
+    with pytest.raises(ValueError, match="run 'run' was asked for under other settings before"):
+        ledger.bind("run", 1, "settings")
 
 
 def test_a_ledger_of_a_version_to_come_is_refused_and_left_alone(ledger: NodeLedger) -> None:

@@ -22,7 +22,7 @@ def config(**settings: Any) -> FedSVAConfig:
 
 
 def admit(settings: FedSVAConfig | None = None, run: str | None = None) -> Any:
-    return admit_run(settings or config(), run=run, simulated=False)
+    return admit_run(settings or config(), run=run, node=0, simulated=False)
 
 
 @pytest.fixture(autouse=True)
@@ -155,8 +155,22 @@ def test_columns_are_known_from_the_public_description_before_any_record(home: P
 
 def test_a_simulated_node_asks_no_policy(home: Path) -> None:
     (home / "policy.toml").write_text("nonsense")
-    assert admit_run(config(privacy="none"), run="run", simulated=True) is None
+    assert admit_run(config(privacy="none"), run="run", node=0, simulated=True) is None
     assert not (home / "node-ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("policy", ["", TOTAL])
+def test_a_run_s_name_stands_for_one_way_of_numbering_clients(home: Path, policy: str) -> None:
+    """Under another public seed the same number is another record, which has nothing spent yet."""
+    (home / "policy.toml").write_text(policy)
+    admit(run="run")
+    admit(run="run")
+    admit(config(**{"round-timeout": 5.0}), run="run")  # nothing that is computed
+    for other in ({"data-seed": 1}, {"num-clients": 3}, {"partition": "dirichlet"}, {"num-server-rounds": 3}):
+        with pytest.raises(ValueError, match=r"run 'run' was asked for under other settings before"):
+            admit(config(**other), run="run")
+        admit(config(**other), run=f"run with {other}")
+    admit(run="run")
 
 
 def test_what_no_description_tells_is_checked_once_the_records_are_loaded(home: Path) -> None:

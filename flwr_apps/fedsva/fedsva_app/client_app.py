@@ -41,7 +41,7 @@ def identify(message: Message, context: Context) -> Message:
     config = FedSVAConfig.from_run_config(context.run_config)
     partition_id, num_partitions = place_of_node(context.node_config)
     sites = _sites(config, context)
-    policy = _admit(config, None, sites)
+    policy = _admit(config, None, context, sites)
     cohort = host(config, partition_id, num_partitions, None, is_simulated(), sites, policy)
     schema = None
     if uses_sites(config):
@@ -60,7 +60,7 @@ def train(message: Message, context: Context) -> Message:
     request = message.content.config_records.setdefault(wire.CONFIG, ConfigRecord())
     run = _run_of(request, context)
     sites = _sites(config, context)
-    policy = _admit(config, run, sites)
+    policy = _admit(config, run, context, sites)
     cohort = host(config, *place_of_node(context.node_config), run, is_simulated(), sites, policy)
     # a plain Flower strategy knows neither logical clients nor sums
     request.setdefault(wire.CLIENTS, list(cohort.clients))
@@ -82,7 +82,7 @@ def losses(message: Message, context: Context) -> Message:
     config = FedSVAConfig.from_run_config(context.run_config)
     run = _run_of(message.content.config_records.setdefault(wire.CONFIG, ConfigRecord()), context)
     sites = _sites(config, context)
-    policy = _admit(config, run, sites)
+    policy = _admit(config, run, context, sites)
     node = loss_node(config, *place_of_node(context.node_config), run, is_simulated(), sites, policy)
     return Message(handle_losses(message.content, node, assembly.code_of(config, CODE)), reply_to=message)
 
@@ -124,9 +124,11 @@ def _sites(config: FedSVAConfig, context: Context) -> Sites:
     )
 
 
-def _admit(config: FedSVAConfig, run: str | None, sites: Sites) -> Policy | None:
+def _admit(config: FedSVAConfig, run: str | None, context: Context, sites: Sites) -> Policy | None:
     """Ask the node owner's policy, before any record is read."""
-    return admit_run(config, run=run, simulated=is_simulated(), site=sites[0][1] if sites else None)
+    node, _ = place_of_node(context.node_config)
+    site = sites[0][1] if sites else None
+    return admit_run(config, run=run, node=node, simulated=is_simulated(), site=site)
 
 
 @lru_cache(maxsize=4)

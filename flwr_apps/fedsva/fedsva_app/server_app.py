@@ -345,6 +345,8 @@ def build_strategy(
             # now: the next attempt may die too
             folder.save_checkpoint(replace(checkpoint, assumed=record.assumed))
         progress.restore(record.releases + record.assumed)
+        if config.trajectory:  # it may have died between the two files
+            folder.save_trajectory(checkpoint.round, checkpoint.arrays, keep=config.trajectory)
 
     saved: list[Checkpoint | None] = [checkpoint]
 
@@ -355,8 +357,6 @@ def build_strategy(
 
     def on_round(outcome: RoundOutcome) -> None:
         record.add(outcome, progress.round(outcome))
-        if config.trajectory:
-            folder.save_trajectory(outcome.server_round, outcome.arrays, keep=config.trajectory)
         done = Checkpoint(
             round=outcome.server_round,
             arrays=dict(outcome.arrays),
@@ -374,6 +374,9 @@ def build_strategy(
         )
         folder.save_checkpoint(done)
         saved[0] = done
+        # not before: a round that is not in the checkpoint is made again, with other noise of the server's
+        if config.trajectory:
+            folder.save_trajectory(outcome.server_round, outcome.arrays, keep=config.trajectory)
         say(lines.pop())  # not before it is saved: a resumed run draws other noise for a round that was not
         for line in lines_about(outcome.contributions, config, problem, knowledge):
             say(line)

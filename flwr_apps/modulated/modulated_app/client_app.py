@@ -40,7 +40,7 @@ def identify(message: Message, context: Context) -> Message:
     config = ModulatedConfig.from_run_config(context.run_config)
     partition_id, num_partitions = place_of_node(context.node_config)
     site = site_of(config, context)
-    policy = admit_run(config, run=None, simulated=is_simulated(), site=site)
+    policy = admit_run(config, run=None, node=partition_id, simulated=is_simulated(), site=site)
     cohort = host(config, partition_id, num_partitions, None, is_simulated(), site, policy)
     schema = None if site is None else schema_digest(problem_of(config, partition_id, site).data.schema)
     code = code_of_data(config, CODE)
@@ -57,8 +57,9 @@ def train(message: Message, context: Context) -> Message:
         raise ConfigError("a request for messages must name its run.")
     run = known_run(context, str(request[wire.RUN]))
     site = site_of(config, context)
-    policy = admit_run(config, run=run, simulated=is_simulated(), site=site)
-    cohort = host(config, *place_of_node(context.node_config), run, is_simulated(), site, policy)
+    partition_id, num_partitions = place_of_node(context.node_config)
+    policy = admit_run(config, run=run, node=partition_id, simulated=is_simulated(), site=site)
+    cohort = host(config, partition_id, num_partitions, run, is_simulated(), site, policy)
     return Message(handle_message(message.content, cohort, code_of_data(config, CODE)), reply_to=message)
 
 
