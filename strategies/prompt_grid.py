@@ -10,6 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil.privacy.domain import positive
+from fedveil.strategies.restart_watch import RestartWatch
 
 __all__ = ["PromptGrid"]
 
@@ -20,7 +21,8 @@ class PromptGrid(Grid):
     A round of a deployment is one phase of about ten seconds, most of it waiting. Waiting is by a clock that
     cannot be set, so that a round's timeout is what it says also while the machine's date is corrected. A message that
     the SuperLink refuses, such as one to a node that is no longer registered, has no reply; in Flower's own loop it is
-    a TypeError that ends the run.
+    a TypeError that ends the run. What a node lost because it was started again is answered with an error
+    (:class:`~fedveil.strategies.restart_watch.RestartWatch`).
 
     Parameters
     ----------
@@ -91,15 +93,27 @@ class PromptGrid(Grid):
         list of Message
             What came until then, in the order it came.
         """
-        waiting = {name for name in self.push_messages(messages) if name}  # None where a message was refused
+        sent = list(messages)
+        names = self.push_messages(sent)
+        # a name is None where a message was refused
+        waiting = {name: message for name, message in zip(names, sent, strict=True) if name}
         end = None if timeout is None else time.monotonic() + timeout
+        watch = RestartWatch(self._grid, time.monotonic()) if waiting else None
         came: list[Message] = []
-        while waiting:
-            replies = list(self.pull_messages(waiting))
+        while watch and waiting:
+            replies = list(self.pull_messages(list(waiting)))
             came += replies
-            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+            _forget(waiting, replies)
+            lost = watch.lost(waiting, time.monotonic())
+            came += lost
+            _forget(waiting, lost)
             left = self._every if end is None else end - time.monotonic()
             if not waiting or left <= 0:
                 break
             time.sleep(min(self._every, left))
         return came
+
+
+def _forget(waiting: dict[str, Message], replies: Iterable[Message]) -> None:
+    for reply in replies:
+        waiting.pop(reply.metadata.reply_to_message_id, None)

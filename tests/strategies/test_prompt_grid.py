@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ class SlowGrid(Grid):
 
     def __init__(self, after: list[float], refused: frozenset[int] = frozenset()) -> None:
         self.after, self.refused, self.now, self.sent = after, refused, 100.0, {}
+        self.starts: dict[int, list[float]] = {}
         self.looks: list[tuple[float, set[str]]] = []
 
     def set_run(self, run: Run) -> None:
@@ -33,6 +35,14 @@ class SlowGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return [3, 4]
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Nodes, and when each was last started."""
+        starts = {
+            node: max([when for when in self.starts.get(node, ()) if when <= self.now], default=0)
+            for node in (3, 4)
+        }
+        return [SimpleNamespace(node_id=node, last_activated_at=str(when)) for node, when in starts.items()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         for index, message in enumerate(messages):
@@ -133,3 +143,27 @@ def test_all_else_is_the_other_grids(slow: Any) -> None:
 def test_looks_must_be_apart(slow: Any, every: float) -> None:
     with pytest.raises(ValueError, match="every"):
         PromptGrid(slow([]), every)
+
+
+def test_what_a_node_lost_because_it_was_started_again_is_answered_in_its_place(slow: Any) -> None:
+    grid = slow([1.0, 1e9])
+    grid.starts = {4: [90.0, 107.0]}
+    first, second = PromptGrid(grid).send_and_receive(messages(2), timeout=600)
+    assert not first.has_error()
+    assert second.has_error()
+    assert second.metadata.reply_to_message_id == "m1"
+    assert "started again" in second.error.reason
+    assert 107 + 30 <= grid.now <= 107 + 30 + 5 + 5  # seen within 5 s, and it had 30 s to answer all the same
+
+
+def test_a_node_that_was_started_again_before_it_fetched_its_request_may_still_answer(slow: Any) -> None:
+    grid = slow([25.0])
+    grid.starts = {3: [90.0, 104.0]}
+    (reply,) = PromptGrid(grid).send_and_receive(messages(1), timeout=600)
+    assert not reply.has_error()
+
+
+def test_a_node_that_has_gone_or_come_is_not_taken_for_one_that_was_started_again(slow: Any) -> None:
+    grid = slow([1e9])
+    grid.starts = {3: [90.0], 4: [104.0]}
+    assert list(PromptGrid(grid).send_and_receive(messages(1), timeout=100)) == []
