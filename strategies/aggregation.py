@@ -139,7 +139,7 @@ def central_update(
             }
     total: Update = {name: np.zeros(shape) for name, shape in shapes.items()}
     for client in sorted(rows):
-        norm = math.sqrt(math.fsum(float(np.sum(np.square(array))) for array in rows[client].values()))
+        norm = _norm(rows[client])
         # a hair inside the bound, so that rounding cannot step over it; a non-finite update counts as 0
         factor = (
             0.0 if not math.isfinite(norm) else min(1.0, mechanism.clip_norm * (1 - 1e-9) / max(norm, 1e-300))
@@ -152,3 +152,13 @@ def central_update(
         name: (array + scale * noise.normal(array.shape)) / mechanism.denominator
         for name, array in total.items()
     }
+
+
+def _norm(update: Update) -> float:
+    """L2 norm of an update; infinite where its square leaves the doubles, for a node may send any finite numbers."""
+    with np.errstate(over="ignore"):
+        squares = [float(np.sum(np.square(array))) for array in update.values()]
+    try:
+        return math.sqrt(math.fsum(squares))
+    except OverflowError:
+        return math.inf

@@ -19,6 +19,8 @@ class RoundOutcome:
 
     Attributes
     ----------
+    seconds : float
+        How long it took; NaN where the guarantee rests on nobody knowing who was sampled.
     releases : tuple of Release
         The ledger rows that arrived in this round.
     assumed : tuple of Release
@@ -28,7 +30,7 @@ class RoundOutcome:
     out_of_budget : tuple of int
         Clients known to have stopped, in this round or before.
     failures : tuple of str
-        One sentence for every reply that was missing or refused.
+        One sentence for every reply that was missing or refused; none where nobody may know who was sampled.
     contributions : tuple of int
         Clients that have released their contribution in this round.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.privacy import Plan, Release
+from fedveil.strategies import secret_sample
 from fedveil.strategies.agenda import Agenda
 from fedveil.strategies.aggregation import CentralMechanism, central_update, total_weight, weighted_mean
 from fedveil.strategies.attempts import ask, check_attempts, too_few
@@ -72,9 +74,9 @@ class PrivateAveraging(Strategy):
     on_round : callable, optional
         Called with the RoundOutcome of each round, round 0 (the initial model) included.
     min_replies : int
-        Fewest nodes whose updates a round is averaged from; with fewer the model stays.
+        Fewest nodes whose updates a round is averaged from; with fewer the model stays. 1 with a secret sample.
     round_attempts : int
-        How often a node is asked in a round at most, if its reply is missing, an error or bad.
+        How often a node is asked in a round at most, if its reply is missing, an error or bad. 1 with a secret sample.
     bound : UpdateBound, optional
         What clipping allows an update, where clients clip and their local step is gradient descent: a reply beyond it
         is dropped. None: nothing bounds an honest update.
@@ -120,7 +122,10 @@ class PrivateAveraging(Strategy):
 
     @property
     def _hides_sample(self) -> bool:
-        """Whether the guarantee rests on nobody knowing who was sampled, nor how many."""
+        """Whether the guarantee rests on nobody knowing who was sampled, nor how many.
+
+        Then nothing that is said, returned, kept or decided may depend on that, nor on who of them answered.
+        """
         return self.central is not None and self.central.sampling_rate < 1
 
     def summary(self) -> None:
@@ -129,6 +134,8 @@ class PrivateAveraging(Strategy):
         self.say(
             f"each round trains {share} clients, {self.local_steps} step(s) each, on {self.fleet.num_nodes} nodes"
         )
+        if self._hides_sample:
+            self.say(secret_sample.NOTICE)
 
     def start(
         self,
@@ -148,11 +155,13 @@ class PrivateAveraging(Strategy):
         Raises
         ------
         NoGoodReplies
-            If a round has no usable reply at all.
+            If a round has no usable reply at all; with a secret sample, if no node is connected when it begins.
         ValueError
-            If more replies are needed than there are nodes.
+            If more replies are needed than there are nodes, or a secret sample would be told.
         """
         check_attempts(self.min_replies, self.round_attempts, self.fleet.num_nodes)
+        if self._hides_sample:
+            secret_sample.check_settings(self.min_replies, self.round_attempts, self.plans)
         result = Result(arrays=initial_arrays)
         self.summary()
         for server_round in range(self.completed_rounds, num_rounds + 1):
@@ -164,13 +173,15 @@ class PrivateAveraging(Strategy):
                 if reason := self._nothing_left():
                     self.say(f"{reason}: training ends after round {server_round - 1}")
                     break
+                if self._hides_sample:
+                    secret_sample.require_a_node(grid, self.fleet, server_round)
                 requests = self.configure_train(
                     server_round, result.arrays, train_config or ConfigRecord(), grid
                 )
                 self._asked, replies = ask(
                     grid,
                     requests,
-                    self._judge,
+                    self._expectations.judge,
                     attempts=self.round_attempts,
                     timeout=timeout,
                     before_repeat=partial(self._before_repeat, server_round),
@@ -205,7 +216,7 @@ class PrivateAveraging(Strategy):
         )
         self._asked = []
         groups = self.fleet.by_node(sampled)
-        # where the sample is secret, whether a round takes place must not follow from its size
+        # where the sample is secret, that nobody is asked must not be told
         if not self._hides_sample and len(groups) < self.min_replies:
             self.say(
                 f"round {server_round}: its clients are on {len(groups)} node(s), and min-replies is "
@@ -226,25 +237,19 @@ class PrivateAveraging(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord]:
         """The next model from the good replies; a bad or missing one is dropped by name and counted.
 
+        With a secret sample it is a zero in the sum, which the sensitivity covers, and nothing else follows from it.
+
         Raises
         ------
         NoGoodReplies
-            If clients were asked and no reply was good.
+            If clients were asked and no reply was good; never with a secret sample.
         """
-        judged = self._judge(self._asked, replies)
-        judged.refuse_if_none(server_round)
-        self._replies, self._failures = list(judged.good.values()), judged.failures
-        self._assumed = self._expectations.assumed(judged, self._asked, repeats_itself=self.streams.is_seeded)
-        for reason in self._failures:
-            self.say(f"round {server_round}: dropped {reason}")
-        stopped = {client for reply in self._replies for client in reply.out_of_budget}
-        self.out_of_budget = tuple(sorted(set(self.out_of_budget) | stopped))
-        self._new = ()
-        if self.knowledge is not None:
-            self._new = tuple(self.knowledge.take(server_round, self._replies, self.fleet.examples))
-        metrics = MetricRecord({"replies": len(self._replies), "failures": len(self._failures)})
+        judged = self._expectations.judge(self._asked, replies)
+        self._replies, metrics = list(judged.good.values()), MetricRecord()
+        if not self._hides_sample:
+            metrics = self._tell(server_round, judged)
         counted = [reply for reply in self._replies if reply.num_examples]
-        self._averaged = self._can_average(server_round, len(counted))
+        self._averaged = self._hides_sample or self._can_average(server_round, len(counted))
         if not self._averaged:
             return None, metrics
         if self.central:
@@ -271,6 +276,20 @@ class PrivateAveraging(Strategy):
         """Nothing to aggregate; see :meth:`configure_evaluate`."""
         return None
 
+    def _tell(self, server_round: int, judged: Judged[TrainReply]) -> MetricRecord:
+        """Say what was dropped, and note what has been released and who has stopped; how many replies there were."""
+        judged.refuse_if_none(server_round)
+        self._failures = judged.failures
+        self._assumed = self._expectations.assumed(judged, self._asked, repeats_itself=self.streams.is_seeded)
+        for reason in self._failures:
+            self.say(f"round {server_round}: dropped {reason}")
+        stopped = {client for reply in self._replies for client in reply.out_of_budget}
+        self.out_of_budget = tuple(sorted(set(self.out_of_budget) | stopped))
+        self._new = ()
+        if self.knowledge is not None:
+            self._new = tuple(self.knowledge.take(server_round, self._replies, self.fleet.examples))
+        return MetricRecord({"replies": len(self._replies), "failures": len(self._failures)})
+
     def _active(self) -> list[int]:
         return [client for client in self.fleet.clients if client not in self.out_of_budget]
 
@@ -292,29 +311,15 @@ class PrivateAveraging(Strategy):
     def _can_average(self, server_round: int, found: int) -> bool:
         """Whether enough nodes have sent something to average; if not, says why."""
         nodes = len({request.metadata.dst_node_id for request in self._asked})
-        if self.central:
-            # a sample without clients is part of the schedule; its noise is not left out
-            needed = min(self.min_replies, nodes) if self._hides_sample else self.min_replies
-        elif not nodes:
-            return False  # said when nobody was asked
-        elif not found and not self._failures:
-            self.say(f"round {server_round}: every sampled client has spent its budget; the model stays")
-            return False
-        else:
-            needed = self.min_replies
-        if reason := too_few(found, nodes, needed):
-            if self._hides_sample:
-                reason = f"fewer than {self.min_replies} nodes sent something to average"
+        if not self.central:
+            if not nodes:
+                return False  # said when nobody was asked
+            if not found and not self._failures:
+                self.say(f"round {server_round}: every sampled client has spent its budget; the model stays")
+                return False
+        if reason := too_few(found, nodes, self.min_replies):
             self.say(f"round {server_round}: {reason}: the round is skipped, and the model stays")
         return not reason
-
-    def _judge(self, requests: Sequence[Message], replies: Iterable[Message]) -> Judged[TrainReply]:
-        judged = self._expectations.judge(requests, replies)
-        if self._hides_sample:
-            # a reason can tell who was sampled, and the guarantee rests on nobody knowing
-            hidden = "a reply, for a reason that the nodes' own logs tell"
-            judged = replace(judged, failures=(hidden,) * len(judged.failures))
-        return judged
 
     def _before_repeat(self, server_round: int, judged: Judged[TrainReply]) -> None:
         if self.on_repeat is not None and not self.streams.is_seeded:
@@ -323,8 +328,7 @@ class PrivateAveraging(Strategy):
             )
 
     def _say_repeat(self, server_round: int, line: str) -> None:
-        words = "nodes are asked again" if self._hides_sample else line
-        self.say(f"round {server_round}: {words}")
+        self.say(f"round {server_round}: {line}")
 
     def _outcome(
         self, server_round: int, arrays: ArrayRecord, evaluation: MetricRecord | None, seconds: float
@@ -336,7 +340,7 @@ class PrivateAveraging(Strategy):
             server_round=server_round,
             arrays={name: array.numpy() for name, array in arrays.items()},
             evaluation=figures,
-            seconds=seconds,
+            seconds=math.nan if self._hides_sample else seconds,
             out_of_budget=self.out_of_budget,
         )
         if server_round == 0:

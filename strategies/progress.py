@@ -38,7 +38,7 @@ class Progress:
     budgets : mapping of Relation to float
         Total epsilon allowed, where there is one; enforced by the clients' own filters or a fixed schedule.
     hides_sample : bool
-        The guarantee rests on nobody knowing how many clients were sampled, which the seconds of a round tell.
+        The guarantee rests on nobody knowing who was sampled, which seconds and failures of a round tell.
     say : callable
         Prints one line.
     """
@@ -116,7 +116,7 @@ class Progress:
                 for relation, value in epsilons.items()
             },
             "out-of-budget": len(outcome.out_of_budget),
-            "failures": len(outcome.failures),
+            "failures": math.nan if self.hides_sample else len(outcome.failures),
         }
         left = self._seconds_left(outcome.server_round)
         parts = [f"round {outcome.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}"]
@@ -131,7 +131,7 @@ class Progress:
                 budget = f" of {rounded_up(self.budgets[relation])}" if relation in self.budgets else ""
                 parts.append(f"eps({relation}) {rounded_up(value)}{budget}")
         parts.append(f"out of budget {len(outcome.out_of_budget)}")
-        if outcome.failures:
+        if outcome.failures and not self.hides_sample:
             parts.append(f"failed replies {len(outcome.failures)}")
         self.say(" · ".join(parts))
         return row

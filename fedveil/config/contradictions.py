@@ -32,6 +32,7 @@ def contradiction(config: FedSVAConfig) -> str | None:
         _data_problem,
         _private_attributes_problem,
         _privacy_problem,
+        _secret_sample_problem,
         _contribution_problem,
         _weights_problem,
         _membership_problem,
@@ -182,6 +183,19 @@ def _privacy_problem(config: FedSVAConfig) -> str | None:
         return (
             f"attribute-clip-norm = {config.attribute_clip_norm} is above clip-norm = {config.clip_norm}: that "
             "protects the private attributes less than the whole record; lower it"
+        )
+    return None
+
+
+def _secret_sample_problem(config: FedSVAConfig) -> str | None:
+    if config.privacy != "central" or config.fraction_train == 1:
+        return None
+    asked = {"min-replies": config.min_replies, "round-attempts": config.round_attempts}
+    if told := [f"{key} = {value}" for key, value in asked.items() if value > 1]:
+        return (
+            f"{' and '.join(told)} with privacy = 'central' and fraction-train = {config.fraction_train:g}: the "
+            "guarantee needs that nobody knows who was sampled, and a round that is skipped or repeated for want of a "
+            "reply tells; leave both at 1, or use fraction-train = 1"
         )
     return None
 

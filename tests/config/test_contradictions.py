@@ -174,6 +174,19 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"membership": "study", "membership-share": 0.2},
         "membership-share = 0.2 is only for membership = 'federated', and membership is 'study'",
     ),
+    "a secret sample and rounds that may be skipped": (
+        {"privacy": "central", "fraction-train": 0.5, "min-replies": 2},
+        "min-replies = 2 with privacy = 'central' and fraction-train = 0.5: the guarantee needs that nobody knows who "
+        "was sampled",
+    ),
+    "a secret sample and nodes that are asked again": (
+        {"privacy": "central", "fraction-train": 0.5, "round-attempts": 3},
+        "round-attempts = 3 with privacy = 'central' and fraction-train = 0.5",
+    ),
+    "a secret sample and both": (
+        {"privacy": "central", "fraction-train": 0.999, "min-replies": 2, "round-attempts": 3},
+        "min-replies = 2 and round-attempts = 3 with privacy = 'central' and fraction-train = 0.999",
+    ),
     "losses released under central noise": (
         {"membership": "federated", "privacy": "central"},
         "membership = 'federated' is a release of clients that add their own noise, and privacy is 'central'",
@@ -249,6 +262,9 @@ def test_a_contradiction_is_told_in_one_sentence(name):
         {"privacy": "none", "private-attributes": ""},
         {"private-attributes": ""},
         {"privacy": "central", "fraction-train": 0.2},
+        {"privacy": "central", "min-replies": 2, "round-attempts": 3},
+        {"fraction-train": 0.2, "min-replies": 2, "round-attempts": 3},
+        {"privacy": "none", "fraction-train": 0.2, "min-replies": 2, "round-attempts": 3},
         {"epsilon-record": 8.0, "mu-release": 0.01},
         {"attribute-clip-rule": "fixed", "num-server-rounds": 1},
         {"attribute-clip-rule": "quantile", "num-server-rounds": 1},

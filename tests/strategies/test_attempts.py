@@ -235,21 +235,6 @@ def test_nobody_at_all_ends_the_run_after_the_last_attempt(scene, attempts):
     assert len(grid.sent) == 3 * attempts
 
 
-def test_a_secret_sample_is_told_by_no_line_and_by_no_skipped_round(scene):
-    central = CentralMechanism(clip_norm=1.0, noise_multiplier=0.5, sampling_rate=0.3, num_clients=6)
-    grid = scene.grid(scene.honest)
-    settings = {"central": central, "fraction_train": 0.3, "min_replies": 3, "num_nodes": 6}
-    scene.run(scene.strategy(**settings), grid, rounds=12)
-    sizes = Counter(message.metadata.group_id for message in grid.sent)
-    assert min(sizes[str(number)] for number in range(1, 13)) < 3
-    assert not any("skipped" in line or "nobody" in line for line in scene.said)
-    assert all([row.client for row in outcome.releases] == [-1] for outcome in scene.outcomes[1:])
-    failing_grid = scene.grid(failing(scene, dict.fromkeys(range(101, 107), 1)), looks=[range(101, 107)])
-    scene.said.clear()
-    scene.run(scene.strategy(**settings, round_attempts=2), failing_grid, rounds=3)
-    assert not any("clients" in line or " of 6" in line for line in scene.said[1:])
-
-
 @pytest.mark.parametrize(("min_replies", "attempts"), [(0, 1), (4, 1), (1, 0), (True, 1)])
 def test_settings_that_no_round_can_meet_are_refused(scene, min_replies, attempts):
     with pytest.raises(ValueError, match=r"min-replies = 4 can never be met|must be|is not allowed"):

@@ -64,7 +64,7 @@ def test_who_is_out_of_budget_is_not_asked_again(scene):
 def test_the_trusted_server_goes_on_with_noise_alone(scene):
     """Its schedule is fixed: an empty sample is part of it."""
     rare = CentralMechanism(1.0, 0.5, 1e-6, 6)
-    grid = scene.grid(scene.honest)
+    grid = scene.grid(scene.honest, looks=[(101, 102, 103)])
     result = scene.run(scene.strategy(central=rare, fraction_train=1e-6), grid, rounds=3)
     assert grid.sent == []
     assert [len(outcome.releases) for outcome in scene.outcomes] == [0, 1, 1, 1]

@@ -103,6 +103,18 @@ def test_the_line_says_everything_a_person_asks():
     }
 
 
+def test_where_the_sample_is_secret_the_line_and_the_row_hold_neither_seconds_nor_failures():
+    said = []
+    rows = [
+        Progress(12, DELTA, {}, hides_sample=True, say=said.append).round(outcome(1, **values))
+        for values in ({}, {"seconds": 600.0, "failures": ("the reply for clients 4: late",)})
+    ]
+    assert said[0] == said[1] == "round  1/12 · accuracy 0.7654 · loss 1.2500 · out of budget 0"
+    assert str(rows[0]) == str(rows[1])
+    assert math.isnan(rows[1]["seconds"])
+    assert math.isnan(rows[1]["failures"])
+
+
 def test_one_noise_is_printed_once():
     said = []
     Progress(3, DELTA, {}, say=said.append).round(outcome(1, attribute_rows(1, [1])))

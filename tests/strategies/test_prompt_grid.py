@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedveil.flower import Run, set_task_identity, stamp_message
+from fedveil.flower import ObjectPushError, Run, set_task_identity, stamp_message
 from fedveil.strategies import prompt_grid
 from fedveil.strategies.prompt_grid import PromptGrid
 
@@ -167,3 +167,34 @@ def test_a_node_that_has_gone_or_come_is_not_taken_for_one_that_was_started_agai
     grid = slow([1e9])
     grid.starts = {3: [90.0], 4: [104.0]}
     assert list(PromptGrid(grid).send_and_receive(messages(1), timeout=100)) == []
+
+
+@pytest.mark.parametrize("lost", [0, 1, 4])
+def test_messages_that_the_superlink_had_already_when_the_connection_broke_are_sent_again(
+    slow: Any, lost: int
+) -> None:
+    grid = slow([0.0, 0.0])
+    push, left = grid.push_messages, [lost]
+
+    def broken(sent: Iterable[Message]) -> Iterable[str]:
+        names = push(sent)
+        if left[0]:
+            left[0] -= 1
+            raise ObjectPushError("an object", 1, "a session")
+        return names
+
+    grid.push_messages = broken
+    replies = list(PromptGrid(grid, every=0.5).send_and_receive(iter(messages(2)), timeout=600))
+    assert {reply.metadata.reply_to_message_id for reply in replies} == {"m0", "m1"}
+    assert grid.now == 100.0 + 0.5 * lost
+
+
+def test_a_superlink_that_never_takes_messages_in_ends_the_run(slow: Any) -> None:
+    grid = slow([0.0])
+
+    def broken(_: Iterable[Message]) -> Iterable[str]:
+        raise ObjectPushError("an object", 1, "a session")
+
+    grid.push_messages = broken
+    with pytest.raises(ObjectPushError):
+        PromptGrid(grid, every=0.5).send_and_receive(messages(1), timeout=600)
