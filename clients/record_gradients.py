@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
 
 from fedveil.models import Learner
 
@@ -84,6 +86,8 @@ def gradient_blocks(
 
     gradient_of = grad(record_loss)
     gradients_of = vmap(gradient_of, in_dims=(None, 0, 0))
+    if learner.loss is cross_entropy and all(value.ndim <= 2 for value in parameters.values()):
+        gradients_of = partial(_by_autograd, learner.module)  # of convolutions this is slower
     size = sum(int(np.size(value)) for value in arrays.values())
     rows = max(1, min(len(labels), _CHUNK // size))
     if rows == 1:  # a large network: vmap of one takes longer, and a float64 copy of a gradient too
@@ -98,6 +102,22 @@ def gradient_blocks(
         gradients = gradients_of(parameters, batch, torch.tensor(labels[part]).repeat(len(views)))
         by_view = zip(*(gradients[name].flatten(1).chunk(len(views)) for name in parameters), strict=True)
         yield tuple((_fill(buffer, parts),) for buffer, parts in zip(buffers, by_view, strict=True))
+
+
+def _by_autograd(
+    module: nn.Module, parameters: dict[str, Tensor], batch: Tensor, labels: Tensor
+) -> dict[str, Tensor]:
+    """The gradient of each record's cross entropy by ordinary autograd, at a view of the parameters for every record.
+
+    The first use of ``torch.func.grad`` loads PyTorch's compiler: a second, in every process that answers a message.
+    """
+    own = {
+        name: value.expand(len(batch), *value.shape).requires_grad_() for name, value in parameters.items()
+    }
+    scores = vmap(lambda values, record: functional_call(module, values, (record[None],)))(own, batch)
+    loss = cross_entropy(scores.flatten(0, 1), labels, reduction="sum")
+    found = torch.autograd.grad(loss, tuple(own.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(own, found, strict=True))
 
 
 def _fill(buffer: Tensor, parts: Rows) -> Tensor:
