@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from flwr.serverapp import Grid
 
 from fedveil import wire
+from fedveil.strategies.reasons import shown
 from fedveil.strategies.roll_call import FleetError, call_roll
 
 __all__ = ["Fleet", "FleetError", "identify"]
+
+
+_MOST_RECORDS = (
+    2**30
+)  # of a client: nobody can check what a site says of itself, so that it is no number at will
 
 
 @dataclass(frozen=True)
@@ -79,14 +85,14 @@ def identify(
             raise FleetError(f"{name} sent a malformed list of clients.")
         for client, count in zip(clients, counts, strict=True):
             if type(client) is not int or client < 0:  # no bools
-                raise FleetError(f"{name} serves client {client!r}; clients are numbers from 0.")
+                raise FleetError(f"{name} serves client {shown(client)}; clients are numbers from 0.")
             if client in node_of:
                 raise FleetError(
                     f"client {client} is served by two nodes; give every node its own partition-id."
                 )
-            if type(count) is not int or count < 1:
+            if type(count) is not int or not 1 <= count <= _MOST_RECORDS:
                 raise FleetError(
-                    f"client {client} says it has {count!r} records; a client needs at least one."
+                    f"client {client} says it has {shown(count)} records; a client has 1 to {_MOST_RECORDS}."
                 )
             node_of[client], examples[client] = node, count
     if not node_of:

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
+from fedveil.artifacts.arrays_file import DamagedFile
 from fedveil.privacy import Relation, Release, squared_mu
 
 __all__ = ["Past", "ReplayMismatch", "attempts", "earlier", "insert", "messages_of", "round_up"]
@@ -127,7 +128,13 @@ def insert(
 
 
 def _release(row: tuple[Any, ...]) -> Release:
-    return Release(**dict(zip(_RELEASE.split(", "), row, strict=True)))
+    try:
+        return Release(**dict(zip(_RELEASE.split(", "), row, strict=True)))
+    except (TypeError, ValueError) as error:
+        raise DamagedFile(
+            f"this node's ledger, node-ledger.sqlite, holds what FedVeil never writes ({error}): restore its last good "
+            "copy."
+        ) from error
 
 
 def _total(kinds: Mapping[tuple[tuple[Any, ...], ...], int]) -> dict[Relation, float]:

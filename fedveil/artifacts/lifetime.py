@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.artifacts import cohort_rows
+from fedveil.artifacts.arrays_file import DamagedFile
 from fedveil.artifacts.cohort_rows import Alike
 from fedveil.privacy import RELATIONS, BudgetExceeded, Relation, Release, squared_mu
 
@@ -53,6 +54,8 @@ def spent_by_run(database: sqlite3.Connection, relation: Relation) -> dict[str, 
         found[run].append(_worst_of_cohorts(cohort_rows.alike(database, run), relation))
     query = "SELECT run, mu FROM bookings WHERE relation = ?"
     for run, mu in database.execute(query, (relation,)):
+        if type(mu) is not float or not mu >= 0:
+            raise _damaged(f"a booking of {mu!r}")
         found[run].append(Fraction(mu) ** 2 if math.isfinite(mu) else math.inf)
     return {run: max(squares) for run, squares in found.items()}
 
@@ -86,6 +89,12 @@ def book(database: sqlite3.Connection, run: str, costs: Mapping[Relation, float]
             "INSERT INTO bookings VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET mu = max(mu, excluded.mu)",
             (run, relation, float(costs.get(relation, math.inf))),
         )
+
+
+def _damaged(what: object) -> DamagedFile:
+    return DamagedFile(
+        f"this node's ledger, node-ledger.sqlite, holds what FedVeil never writes ({what}): restore its last good copy."
+    )
 
 
 def _names(database: sqlite3.Connection, table: str) -> list[str]:
@@ -130,9 +139,12 @@ def _total(squares: Iterable[tuple[Square, int]]) -> Square:
 @lru_cache(maxsize=4096)  # most releases are alike, and their arithmetic is exact
 def _square(rows: tuple[Terms, ...], relation: Relation) -> Square:
     """mu^2 of one release under a relation, rounded up; infinite where nothing bounds it."""
-    releases = [
-        Release(0, 0, 0, "any", bound, sensitivity, sigma) for bound, sensitivity, sigma, _, _ in rows
-    ]
+    try:
+        releases = [
+            Release(0, 0, 0, "any", bound, sensitivity, sigma) for bound, sensitivity, sigma, _, _ in rows
+        ]
+    except (TypeError, ValueError) as error:
+        raise _damaged(error) from error
     # noise that was chosen by looking at private data proves nothing, whatever it was
     if any(chosen == "data-dependent" for _, _, _, chosen, _ in rows):
         return math.inf

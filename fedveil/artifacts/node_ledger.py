@@ -259,36 +259,36 @@ class NodeLedger:
         with connected(self.path) as database:
             return lifetime.spent_by_run(database, relation)
 
-    def bind(self, run: str, node: int, digest: str) -> None:
-        """Keep under which settings a run is first asked for, and refuse it under others.
+    def bind(self, run: str, what: str, digest: str) -> None:
+        """Keep what a run's clients are when it is first asked for, and refuse the run once they are something else.
 
-        Rows are filed by a client's number in its run. Under other settings (another public seed or partition) the
-        number is of other records, whose budget would be whole.
+        Rows are filed by a client's number in its run. Under other settings (another public seed or partition), or at
+        another place of the node in the run, the number is of other records, whose budget would be whole.
 
         Parameters
         ----------
         run : str
             Name of the run.
-        node : int
-            The node's place in the run, as its owner has set it.
+        what : str
+            What must stay, as the error calls it.
         digest : str
-            Of all settings that change what is computed.
+            Of that, as it is now.
 
         Raises
         ------
         ValueError
-            If the run was asked for under other settings before.
+            If it was something else before.
         WriteFailed
             If the system refuses.
         """
         _check_name(run)
         with transaction(self.path) as database:
-            database.execute("INSERT OR IGNORE INTO settings VALUES (?, ?, ?)", (run, int(node), digest))
-            query = "SELECT digest FROM settings WHERE run = ? AND node = ?"
-            if database.execute(query, (run, int(node))).fetchone() != (digest,):
+            database.execute("INSERT OR IGNORE INTO bindings VALUES (?, ?, ?)", (run, what, digest))
+            query = "SELECT digest FROM bindings WHERE run = ? AND what = ?"
+            if database.execute(query, (run, what)).fetchone() != (digest,):
                 raise ValueError(
-                    f"run {run!r} was asked for under other settings before, and its clients may be other records: "
-                    "resume it with its own settings, or start a new run."
+                    f"{what} of run {run!r} was another before, so that its clients may be other records: restore it, "
+                    "or start a new run."
                 )
 
     def note(self, run: str, client: int, round: int, note: str) -> None:

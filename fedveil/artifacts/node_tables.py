@@ -43,9 +43,9 @@ _BOOKINGS = (
         run TEXT NOT NULL, relation TEXT NOT NULL, mu REAL NOT NULL,
         PRIMARY KEY (run, relation)
     ) WITHOUT ROWID""",
-    """CREATE TABLE settings (
-        run TEXT NOT NULL, node INTEGER NOT NULL, digest TEXT NOT NULL,
-        PRIMARY KEY (run, node)
+    """CREATE TABLE bindings (
+        run TEXT NOT NULL, what TEXT NOT NULL, digest TEXT NOT NULL,
+        PRIMARY KEY (run, what)
     ) WITHOUT ROWID""",
 )
 _ALL = (_RELEASES, _NOTES, _COHORTS, _BOOKINGS)

@@ -16,6 +16,7 @@ from fedveil.config.fedsva import FedSVAConfig
 from fedveil.config.modulated import ModulatedConfig
 from fedveil.config.places import home, ledger_path, node_ledger_path
 from fedveil.config.policy_terms import terms_of
+from fedveil.config.protected import covered_entries, feature_names, protected_of_tables
 from fedveil.config.sites import SiteData
 from fedveil.datasets.description import read_description
 from fedveil.datasets.regression_schema import RegressionSchema
@@ -86,7 +87,7 @@ def admit_run(
     LifetimeExceeded
         If a run without noise of the node's own has no room in the ledger.
     ValueError
-        If the run was asked for under other settings before: its clients may be other records by now.
+        If the run was asked for under other settings, or a site at another place: its clients may be other records now.
     """
     if simulated:
         return None
@@ -113,7 +114,10 @@ def admit_run(
         if run is not None or not config.resume:
             _check_whole_run(policy, terms, run)
     if run is not None:
-        NodeLedger(node_ledger_path()).bind(run, node, config.config_hash)
+        ledger = NodeLedger(node_ledger_path())
+        ledger.bind(run, "the configuration", config.config_hash)
+        if site is not None:  # its rows are filed under this number; nodes of one machine may share a ledger
+            ledger.bind(run, f"the partition-id of {os.path.realpath(site.path)}", str(node))
         if terms.privacy != ("local",):
             _book(config, terms, run, policy)
     return policy
@@ -134,7 +138,8 @@ def check_loaded(
         Number of records, by whose they are.
     schema : Schema or RegressionSchema
     protected : collection of str, optional
-        Columns that the run's bound under the attribute relation is about; None where whole records are protected.
+        Features and columns that the run's bound under the attribute relation is about; None where whole records are
+        protected.
 
     Raises
     ------
@@ -144,7 +149,7 @@ def check_loaded(
     if policy is not None:
         policy.check_columns((*schema.sources, schema.target))
         if protected is not None:
-            policy.check_private(protected)
+            policy.check_private(covered_entries(policy.private_attributes or (), schema, protected))
         policy.check_records(examples)
 
 
@@ -177,11 +182,14 @@ def _check_described(policy: Policy, config: FedSVAConfig | ModulatedConfig, sit
     path = Path(place.schema or f"{place.path}.schema.toml")
     described = read_description(path, config.target, Path(place.path))
     columns = [column for column in described.tables if column not in described.ignore]
+    tables = {column: described.tables[column] for column in columns if column != config.target}
     if isinstance(config, FedSVAConfig):
         policy.check_columns(filter(None, (*columns, config.target, config.client_column)))
         if config.is_attribute_level:
-            policy.check_private([name.strip() for name in config.private_attributes.split(",")])
+            policy.check_private(protected_of_tables(config.private_attributes, tables))
     else:
         policy.check_columns(filter(None, (*columns, config.target)))
         if not config.label_privacy:
-            policy.check_private([column for column in columns if column != config.target])
+            policy.check_private(
+                {*tables, *(name for table in tables.items() for name in feature_names(*table))}
+            )

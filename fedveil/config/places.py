@@ -62,14 +62,27 @@ def place_of_node(node_config: Mapping[str, object]) -> tuple[int, int]:
     Raises
     ------
     ConfigError
-        If one is missing.
+        If one is missing or is no such number.
     """
-    try:
-        return int(str(node_config["partition-id"])), int(str(node_config["num-partitions"]))
-    except KeyError as error:
+    found = []
+    for key in ("partition-id", "num-partitions"):
+        if key not in node_config:
+            raise ConfigError(
+                f"{key!r} is missing: start the node with --node-config 'partition-id=0 num-partitions=2'."
+            )
+        value = str(node_config[key])
+        if not re.fullmatch(r"[+-]?[0-9]{1,9}", value):
+            raise ConfigError(
+                f"{key} = {value!r} must be a whole number: start the node with --node-config 'partition-id=0 "
+                "num-partitions=2'."
+            )
+        found.append(int(value))
+    partition_id, num_partitions = found
+    if not 0 <= partition_id < num_partitions:
         raise ConfigError(
-            f"{error} is missing: start the node with --node-config 'partition-id=0 num-partitions=2'."
-        ) from error
+            f"partition-id = {partition_id} must lie between 0 and num-partitions - 1 = {num_partitions - 1}."
+        )
+    return partition_id, num_partitions
 
 
 def ledger_path(config: RunConfig, run: str, *, simulated: bool) -> Path:

@@ -266,7 +266,7 @@ def test_a_ledger_of_a_version_before_takes_cohorts(tmp_path: Path, version: int
     with sqlite3.connect(path) as database:
         database.execute("DROP TABLE cohorts")
         database.execute("DROP TABLE bookings")
-        database.execute("DROP TABLE settings")
+        database.execute("DROP TABLE bindings")
         if version == 1:
             database.execute("DROP TABLE notes")
         database.execute(f"PRAGMA user_version = {version}")

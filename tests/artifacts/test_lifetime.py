@@ -22,7 +22,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.artifacts import LifetimeExceeded, NodeLedger
+from fedveil.artifacts import DamagedFile, LifetimeExceeded, NodeLedger
 from fedveil.privacy import CohortRelease, Release, gaussian_epsilon, gaussian_mu
 
 
@@ -251,7 +251,7 @@ def test_a_ledger_of_version_3_opens_and_its_rows_count(path: Path) -> None:
     send(NodeLedger(path), "old", 0, 1, 0.75)
     with sqlite3.connect(path) as database:
         database.execute("DROP TABLE bookings")
-        database.execute("DROP TABLE settings")
+        database.execute("DROP TABLE bindings")
         database.execute("PRAGMA user_version = 3")
     database.close()
     ledger = NodeLedger(path, limits={"record": 1.0})
@@ -275,3 +275,26 @@ def test_runs_of_half_the_epsilon_fit_as_often_as_their_mu_squared_does(path: Pa
             send(ledger, f"run-{run}", 0, 1, each)
             made += 1
     assert made == math.floor((limit / each) ** 2) == 3  # more than the 2 that adding epsilons would allow
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "UPDATE releases SET sigma = 'abc'",
+        "UPDATE releases SET sigma = -1.0",
+        "UPDATE releases SET relation = 'foo'",
+        "UPDATE bookings SET mu = 'abc'",
+        "UPDATE bookings SET mu = -1.0",
+    ],
+)
+def test_what_nobody_can_have_written_is_a_damaged_ledger_and_no_number(path: Path, harm: str) -> None:
+    ledger = NodeLedger(path)
+    ledger.record("run", {0: "d"}, [release(0, 1, 0.5)], replay=False)
+    ledger.book("other", {"record": 0.5})
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(harm)
+        database.commit()
+    with pytest.raises(
+        DamagedFile, match=r"node-ledger.sqlite, holds what FedVeil never writes .*: restore its last"
+    ):
+        NodeLedger(path).spent_by_run("record")

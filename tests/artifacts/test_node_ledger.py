@@ -246,7 +246,7 @@ def as_version_1(path: Path) -> None:
         database.execute("DROP TABLE notes")
         database.execute("DROP TABLE cohorts")
         database.execute("DROP TABLE bookings")
-        database.execute("DROP TABLE settings")
+        database.execute("DROP TABLE bindings")
         database.execute("PRAGMA user_version = 1")
     database.close()
 
@@ -264,15 +264,15 @@ def test_a_ledger_of_the_version_before_keeps_its_rows_and_takes_notes(ledger: N
     assert NodeLedger(ledger.path).count("run", 3) == 1  # and once more is no upgrade
 
 
-def test_a_run_is_bound_to_its_first_settings_at_each_place_of_a_node(ledger: NodeLedger) -> None:
-    ledger.bind("run", 0, "settings")
-    NodeLedger(ledger.path).bind("run", 0, "settings")
-    ledger.bind("run", 1, "others")  # two nodes may share a file; each place is its owner's to set
-    ledger.bind("another run", 0, "others")
-    with pytest.raises(ValueError, match="run 'run' was asked for under other settings before"):
-        NodeLedger(ledger.path).bind("run", 0, "others")
-    with pytest.raises(ValueError, match="run 'run' was asked for under other settings before"):
-        ledger.bind("run", 1, "settings")
+def test_what_a_run_s_clients_are_stays_as_it_was_first(ledger: NodeLedger) -> None:
+    ledger.bind("run", "the configuration", "one")
+    NodeLedger(ledger.path).bind("run", "the configuration", "one")
+    ledger.bind("run", "the description of records", "another")
+    ledger.bind("another run", "the configuration", "another")
+    with pytest.raises(ValueError, match="the configuration of run 'run' was another before"):
+        NodeLedger(ledger.path).bind("run", "the configuration", "another")
+    with pytest.raises(ValueError, match="the description of records of run 'run' was another before"):
+        ledger.bind("run", "the description of records", "one")
 
 
 def test_a_ledger_of_a_version_to_come_is_refused_and_left_alone(ledger: NodeLedger) -> None:

@@ -12,6 +12,7 @@ from fedveil.clients.policy import BadPolicy, PolicyRefusal
 from fedveil.config import FedSVAConfig
 from fedveil.config.assembly import load_problem
 from fedveil.config.node_policy import admit_run, check_loaded, limits_of, node_policy, policy_path
+from fedveil.config.sites import SiteData
 from fedveil.privacy import Release, gaussian_mu
 
 TOTAL = "delta = 1e-5\nepsilon = {record = 1.0}\n"
@@ -167,10 +168,29 @@ def test_a_run_s_name_stands_for_one_way_of_numbering_clients(home: Path, policy
     admit(run="run")
     admit(config(**{"round-timeout": 5.0}), run="run")  # nothing that is computed
     for other in ({"data-seed": 1}, {"num-clients": 3}, {"partition": "dirichlet"}, {"num-server-rounds": 3}):
-        with pytest.raises(ValueError, match=r"run 'run' was asked for under other settings before"):
+        with pytest.raises(ValueError, match=r"the configuration of run 'run' was another before"):
             admit(config(**other), run="run")
         admit(config(**other), run=f"run with {other}")
     admit(run="run")
+
+
+def test_a_site_keeps_its_number_through_a_run(home: Path) -> None:
+    """Its rows are filed under that number: under another its records would have a whole budget again."""
+    own = {"dataset": "csv", "target": "label", "partition": "sites", "num-clients": 3}
+    own |= {"data-schema": "/x/schema.toml", "test-path": "/x/test.csv"}
+    site = SiteData("/data/records.csv", "")
+
+    def ask(node: int, settings: FedSVAConfig, run: str = "run") -> Any:
+        return admit_run(settings, run=run, node=node, simulated=False, site=site)
+
+    ask(1, config(**own))
+    ask(1, config(**own))
+    with pytest.raises(ValueError, match=r"the partition-id of /data/records.csv of run 'run' was another"):
+        ask(2, config(**own))
+    admit_run(config(**own), run="run", node=2, simulated=False, site=SiteData("/data/other.csv", ""))
+    ask(2, config(**own), run="another run")
+    admit_run(config(), run="shares", node=1, simulated=False)  # there a number means the same at every node
+    admit_run(config(), run="shares", node=2, simulated=False)
 
 
 def test_what_no_description_tells_is_checked_once_the_records_are_loaded(home: Path) -> None:

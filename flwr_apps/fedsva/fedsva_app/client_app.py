@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
@@ -17,7 +16,8 @@ from fedveil.clients import ClientData, Cohort, LossNode, handle_identify, handl
 from fedveil.clients.policy import Policy
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.config.node_policy import admit_run, check_loaded, limits_of
-from fedveil.config.places import hosted_clients, ledger_path, place_of_node
+from fedveil.config.places import hosted_clients, ledger_path, node_ledger_path, place_of_node
+from fedveil.config.protected import protected_columns
 from fedveil.config.randomness import run_streams
 from fedveil.config.sites import (
     SiteData,
@@ -40,9 +40,12 @@ def identify(message: Message, context: Context) -> Message:
     """Say which clients this node serves, how many records each has, and which code runs here."""
     config = FedSVAConfig.from_run_config(context.run_config)
     partition_id, num_partitions = place_of_node(context.node_config)
-    sites = _sites(config, context)
-    policy = _admit(config, None, context, sites)
-    cohort = host(config, partition_id, num_partitions, None, is_simulated(), sites, policy)
+    try:
+        sites = _sites(config, context)
+        policy = _admit(config, None, context, sites)
+        cohort = host(config, partition_id, num_partitions, None, is_simulated(), sites, policy)
+    except ConfigError as error:  # every site's file may have the same name
+        raise ConfigError(f"node {partition_id}: {error}") from error
     schema = None
     if uses_sites(config):
         schema = schema_digest(assembly.load_sites(config, dict(sites)).dataset.schema)
@@ -148,6 +151,8 @@ def host(
     set_threads(config.threads_per_node)
     streams = run_streams(config, simulated=simulated)
     problem, examples = _hosted(config, partition_id, num_partitions, sites, policy)
+    if run and sites and not simulated:
+        _keep_site(run, problem)
     learner = assembly.learner(config, problem.dataset)
     return Cohort(
         learner,
@@ -181,6 +186,8 @@ def loss_node(
     set_threads(config.threads_per_node)
     streams = run_streams(config, simulated=simulated)
     problem, examples = _hosted(config, partition_id, num_partitions, sites, policy)
+    if run and sites and not simulated:
+        _keep_site(run, problem)
     return LossNode(
         learner=assembly.learner(config, problem.dataset),
         data=_data_of(problem),
@@ -213,12 +220,19 @@ def _hosted(
     return problem, examples
 
 
+def _keep_site(run: str, problem: assembly.Problem) -> None:
+    """Refuse to go on in a run whose server was told of other records; before anything is computed and paid for."""
+    schema = schema_digest(problem.dataset.schema)
+    for client, count in problem.examples.items():
+        what = f"the description or the number of records of client {client}"
+        NodeLedger(node_ledger_path()).bind(run, what, f"{schema} {count}")
+
+
 def _check_loaded(policy: Policy | None, problem: assembly.Problem, examples: Mapping[int, int]) -> None:
     named = {f"client {client}": count for client, count in examples.items()}
     schema, protected = problem.dataset.schema, None
     if problem.private is not None:
-        open_columns = {schema.sources[feature] for feature in np.flatnonzero(~problem.private)}
-        protected = set(schema.sources) - open_columns
+        protected = protected_columns(schema.names, schema.sources, problem.private)
     check_loaded(policy, named, schema, protected)
 
 
