@@ -2,7 +2,7 @@
 # keys.sh: certificates, node keys, secrets and folders of a deployment. What is there already is kept, never overwritten.
 #
 #   keys.sh local N [NAME...]     all on one machine: server, N nodes, .env for `docker compose up`
-#   keys.sh server [NAME...]      the server's side only; NAMEs are the DNS names and addresses that sites reach it by
+#   keys.sh server [NAME...]      the server's side and its .env; NAMEs are the DNS names and addresses that sites reach it by
 #   keys.sh node FOLDER CA_CRT    one site, on the site's own machine: its private key never leaves it
 #
 # The server's files lie in $FEDVEIL_DEPLOYMENT, ./deployment unless set. Keys of nodes are EC P-384, of servers EC P-256.
@@ -10,6 +10,8 @@ set -eu
 umask 077
 here=$(cd "$(dirname "$0")" && pwd)
 top=${FEDVEIL_DEPLOYMENT:-$(dirname "$here")/deployment}
+case "$top" in /*) ;; *) top=$(pwd)/$top ;; esac
+settings=${FEDVEIL_ENV:-$(dirname "$here")/.env}
 days=${FEDVEIL_CERTIFICATE_DAYS:-825}
 # Containers run as you, so that you can read what they write; where you are root, as user 10001.
 uid=${FEDVEIL_UID:-$(id -u)}; gid=${FEDVEIL_GID:-$(id -g)}
@@ -17,6 +19,17 @@ if [ "$uid" = 0 ]; then uid=10001; gid=10001; fi
 
 die() { echo "keys.sh: $*" >&2; exit 2; }
 for tool in openssl ssh-keygen; do command -v "$tool" >/dev/null || die "$tool is missing: install it and run this again."; done
+
+warn() { echo "keys.sh: $*" >&2; }
+
+# keep KEY=VALUE...: the settings of `docker compose`; what is set there already stays, and is told where it differs
+keep() {
+  for pair in "$@"; do
+    key=${pair%%=*}; [ -e "$settings" ] && there=$(sed -n "s/^$key=/$key=/p" "$settings" | tail -1) || there=
+    if [ -z "$there" ]; then echo "$pair" >>"$settings"
+    elif [ "$there" != "$pair" ]; then warn "$settings keeps $there; for what you asked now set $pair there."; fi
+  done
+}
 
 give() { if [ "$(id -u)" = 0 ]; then chown -R "$uid:$gid" "$@"; fi; }
 
@@ -47,16 +60,22 @@ authority() {
 # certificate FOLDER STEM CA_KEY CA_CRT NAME...: FOLDER/STEM.key and FOLDER/STEM.crt
 certificate() {
   stem=$1/$2; ca_key=$3; ca_crt=$4; shift 4
-  [ -s "$stem.crt" ] && return
   san=$(names "$@") || exit 2
+  if [ -s "$stem.crt" ]; then
+    has=$(openssl x509 -in "$stem.crt" -noout -ext subjectAltName 2>/dev/null | tr ',' '\n' | sed -n 's/.*DNS:/DNS:/p; s/.*IP Address:/IP:/p') || has=
+    for name in $(echo "$san" | tr ',' ' '); do
+      echo "$has" | grep -qxiF "$name" || warn "$stem.crt stays as it is, without $name: delete $stem.* and run this again to have it."
+    done
+    return
+  fi
   [ -s "$ca_key" ] || die "$ca_key is not here: bring it back to sign $stem.crt."
   extensions=$(mktemp)
   printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\nbasicConstraints=critical,CA:FALSE\n' "$san" >"$extensions"
   openssl ecparam -name prime256v1 -genkey -noout -out "$stem.key"
   openssl req -new -key "$stem.key" -subj "/CN=$1" |
     openssl x509 -req -sha256 -CA "$ca_crt" -CAkey "$ca_key" -set_serial "0x$(openssl rand -hex 16)" -days "$days" \
-      -extfile "$extensions" -out "$stem.crt" 2>/dev/null
-  rm -f "$extensions"; chmod 644 "$stem.crt"
+      -extfile "$extensions" -out "$stem.crt" 2>"$extensions.said" || { rm -f "$stem.key"; die "openssl makes no certificate for $san: $(grep -v '^$' "$extensions.said" | head -1)"; }
+  rm -f "$extensions" "$extensions.said"; chmod 644 "$stem.crt"
 }
 
 server() {
@@ -98,6 +117,12 @@ node() {
   give "$1"
 }
 
+# settle: what the server's containers need to know
+settle() {
+  keep "FEDVEIL_DEPLOYMENT=$top" "FEDVEIL_UID=$uid" "FEDVEIL_GID=$gid"
+  [ -z "${FEDVEIL_CONTROL_PORT:-}" ] || keep "FEDVEIL_CONTROL_PORT=$FEDVEIL_CONTROL_PORT"
+}
+
 case ${1:-} in
   local)
     count=${2:-}; case "$count" in '' | *[!0-9]*) die "local needs the number of nodes, 1 to 5: keys.sh local 3." ;; esac
@@ -109,9 +134,8 @@ case ${1:-} in
     done
     chmod 755 "$top/nodes"; give "$top/operator-container"
     profile=$(echo one two three four five | cut -d' ' -f"$count")
-    settings=${FEDVEIL_ENV:-$(dirname "$here")/.env}
-    [ -e "$settings" ] || printf '%s\n' "COMPOSE_PROFILES=$profile" "FEDVEIL_NODES=$count" "FEDVEIL_DEPLOYMENT=$top" \
-      "FEDVEIL_UID=$uid" "FEDVEIL_GID=$gid" >"$settings"
+    keep "COMPOSE_PROFILES=$profile" "FEDVEIL_NODES=$count"
+    settle
     echo "Ready: $top, settings in $settings. Next:"
     echo "  1. put each node's records into $top/nodes/node-K/data, and read its policy.toml"
     echo "  2. docker compose up --detach --build"
@@ -119,17 +143,19 @@ case ${1:-} in
     ;;
   server)
     shift; server "$@"
-    echo "Ready: $top. Give sites $top/ca/ca.crt; put the .pub they send into $top/operator-container/nodes/, then:"
+    settle
+    echo "Ready: $top, settings in $settings. Give sites $top/ca/ca.crt; put the .pub they send into $top/operator-container/nodes/, then:"
     echo "  docker compose run --rm operator register"
     ;;
   node)
     [ $# -eq 3 ] || die "node needs a folder and the server's ca.crt: keys.sh node ./site-a ca.crt."
     [ -s "$3" ] || die "$3 is not there: ask the operator for ca.crt."
+    openssl x509 -in "$3" -noout 2>/dev/null || die "$3 is no certificate: ask the operator for ca.crt."
     node "$2" "$3"
     echo "Ready: $2. Next:"
     echo "  1. send $2/node.key.pub to the operator, and nothing else of that folder"
     echo "  2. put the records into $2/data; read $2/policy.toml; fill in $2/site.env"
-    echo "  3. docker compose --env-file $2/site.env -f deploy/site/docker-compose.yml up --detach"
+    echo "  3. docker compose --env-file $2/site.env -f deploy/site/docker-compose.yml up --detach --build"
     ;;
   *) sed -n '2,8p' "$0" | cut -c3-; exit 2 ;;
 esac

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ErrorCode",
+    "ObjectPushError",
     "Run",
     "in_process_node",
     "is_simulated",

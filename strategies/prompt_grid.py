@@ -9,10 +9,13 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedveil.flower import ObjectPushError
 from fedveil.privacy.domain import positive
 from fedveil.strategies.restart_watch import RestartWatch
 
 __all__ = ["PromptGrid"]
+
+_PUSHES = 5  # of the same messages
 
 
 class PromptGrid(Grid):
@@ -70,8 +73,19 @@ class PromptGrid(Grid):
         return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; their ids."""
-        return self._grid.push_messages(messages)
+        """Send messages; their ids.
+
+        Where the connection breaks when the SuperLink has taken a part in and has not said so, Flower sends that part
+        again and ends the run because it is there already. The messages are then sent again as a whole, under the same
+        ids: the SuperLink keeps the one that it has, and a node gets it once.
+        """
+        sent = list(messages)
+        for _ in range(_PUSHES - 1):
+            try:
+                return self._grid.push_messages(sent)
+            except ObjectPushError:
+                time.sleep(self._every)
+        return self._grid.push_messages(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that have come to these messages."""

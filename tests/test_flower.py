@@ -11,7 +11,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.proto.message_pb2 import PushObjectResponse
+from flwr.proto.node_pb2 import Node
 from flwr.serverapp.strategy import fedavg
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
@@ -19,6 +22,7 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from fedveil import flower
 from fedveil.flower import (
     ErrorCode,
+    ObjectPushError,
     Run,
     in_process_node,
     is_simulated,
@@ -72,6 +76,12 @@ def test_an_error_reply_carries_its_code_and_reason():
         assert reply.has_error()
         assert not reply.has_content()
         assert (reply.error.code, reply.error.reason) == (code, "why")
+
+
+def test_a_superlink_that_refuses_an_object_is_an_error_of_its_own():
+    push = make_push_object_fn_protobuf(lambda _: PushObjectResponse(stored=False), Node(), 7, "a session")
+    with pytest.raises(ObjectPushError):
+        push("an object", b"")
 
 
 def test_a_run_can_be_made_without_a_superlink():
@@ -154,6 +164,7 @@ def test_flowers_strategies_log_through_the_logger_that_is_quieted():
 def test_every_private_name_is_tried_here():
     assert set(flower.__all__) == {
         "ErrorCode",
+        "ObjectPushError",
         "Run",
         "in_process_node",
         "is_simulated",

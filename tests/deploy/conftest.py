@@ -90,6 +90,11 @@ def accounts() -> ModuleType:
     return _load("accounts")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Stacks that last until the end of the session come last: an engine has networks for about three at a time."""
+    items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("running", "hurt")])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     """Add the containers' last words to a failed test's report."""

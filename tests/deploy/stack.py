@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[2]
 _TAG = os.environ.get("FEDVEIL_TEST_TAG", "test")  # of the images that tests build
 NODE_IMAGE, PROXY_IMAGE = f"fedveil-node:{_TAG}", f"fedveil-proxy:{_TAG}"
@@ -116,6 +118,19 @@ class Engine:
         """What ``docker ...`` prints."""
         return run(["docker", *words], env=self.env, check=check, timeout=timeout).stdout.strip()
 
+    def fair_shares(self, composed: Path, folder: Path) -> list[Path]:
+        """An override that lets each container of a compose file count as one among this machine's processes.
+
+        By default all containers together weigh as much as one process outside, which starves them on a busy machine,
+        so that Flower takes its tasks for dead. Only the cgroupfs driver takes a parent outside the engine's own.
+        """
+        if self.docker("info", "--format", "{{.CgroupDriver}}") != "cgroupfs":
+            return []
+        override = folder / f"{composed.parent.name}-shares.yml"
+        services = yaml.safe_load(composed.read_text())["services"]
+        override.write_text(json.dumps({"services": {name: {"cgroup_parent": "/"} for name in services}}))
+        return [override]
+
     def build(self, source: Path = ROOT) -> None:
         """The two images, from a checkout; only what changed is built anew.
 
@@ -202,8 +217,11 @@ class Stack:
 
     def compose(self, *words: str, check: bool = True, timeout: float = 600.0) -> str:
         """What ``docker compose ...`` prints about this project."""
+        composed = self.source / "docker-compose.yml"
         files = [
-            part for file in (self.source / "docker-compose.yml", *self.overrides) for part in ("-f", file)
+            part
+            for file in (composed, *self.engine.fair_shares(composed, self.folder), *self.overrides)
+            for part in ("-f", file)
         ]
         command = [*self.engine.compose, "-p", self.project, "--env-file", self._env_file, *files, *words]
         return run(command, env=self.engine.env, check=check, timeout=timeout, cwd=self.source).stdout
@@ -408,7 +426,12 @@ class Site:
     def compose(self, *words: str, check: bool = True) -> str:
         """What ``docker compose ...`` prints about this project."""
         engine = self.server.engine
-        files = ["-f", self.server.source / "deploy/site/docker-compose.yml", "-f", self._extra]
+        composed = self.server.source / "deploy/site/docker-compose.yml"
+        files = [
+            part
+            for file in (composed, *engine.fair_shares(composed, self.folder), self._extra)
+            for part in ("-f", file)
+        ]
         command = [*engine.compose, "-p", self.project, "--env-file", self._env_file, *files, *words]
         return run(command, env=engine.env, check=check, cwd=self.server.source).stdout
 

@@ -41,6 +41,12 @@ def test_every_service_is_confined(file: str, name: str):
     assert one_shot or service["healthcheck"]["test"][0] == "CMD"
 
 
+@pytest.mark.parametrize(("file", "name"), ALL)
+def test_a_health_check_that_starts_python_is_rare(file: str, name: str):
+    check = services(file)[name].get("healthcheck", {"test": [], "interval": "30s"})
+    assert check["interval"] == ("30s" if "healthy" in check["test"] or not check["test"] else "10s")
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_secrets_are_files_and_never_variables(file: str):
     document = yaml.safe_load(FILES[file].read_text())

@@ -107,3 +107,41 @@ def test_a_wrong_call_is_told_what_is_right(tmp_path: Path, words: tuple[str, ..
     result = keys(tmp_path, *words)
     assert result.returncode == 2
     assert sentence in result.stderr
+
+
+def test_the_server_alone_gets_settings_too_for_its_files_are_its_caller_s(tmp_path: Path):
+    assert keys(tmp_path, "server", "learn.example.org").returncode == 0
+    told = dict(line.split("=", 1) for line in (tmp_path / "compose.env").read_text().splitlines())
+    owner = (tmp_path / "deployment/superlink/server.key").stat()
+    assert told == {
+        "FEDVEIL_DEPLOYMENT": str(tmp_path / "deployment"),
+        "FEDVEIL_UID": str(owner.st_uid),
+        "FEDVEIL_GID": str(owner.st_gid),
+    }
+
+
+def test_what_is_kept_and_not_as_asked_is_said(folder: Path):
+    again = keys(folder, "local", "3", "other.example.org")
+    assert again.returncode == 0
+    assert "proxy.crt stays as it is, without DNS:other.example.org" in again.stderr
+    assert (
+        "keeps COMPOSE_PROFILES=two; for what you asked now set COMPOSE_PROFILES=three there" in again.stderr
+    )
+    assert "keeps FEDVEIL_NODES=2" in again.stderr
+    assert keys(folder, "local", "2", "learn.example.org", "192.0.2.7").stderr == ""
+
+
+def test_what_openssl_refuses_is_an_error_in_words_and_leaves_no_key(tmp_path: Path):
+    wrong = keys(tmp_path, "server", "999.1.1.1")
+    assert wrong.returncode == 2
+    assert "openssl makes no certificate for" in wrong.stderr
+    assert "IP:999.1.1.1" in wrong.stderr
+    assert not (tmp_path / "deployment/proxy/proxy.key").exists()
+
+
+def test_a_file_that_is_no_certificate_is_no_authority(tmp_path: Path):
+    (tmp_path / "bad.crt").write_text("garbage\n")
+    wrong = keys(tmp_path, "node", "site-a", "bad.crt")
+    assert wrong.returncode == 2
+    assert "bad.crt is no certificate: ask the operator for ca.crt" in wrong.stderr
+    assert not (tmp_path / "site-a").exists()
