@@ -16,9 +16,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from fedveil.clients.run_terms import Noise, RunTerms
+from fedveil.clients.run_terms import APPS, Noise, RunTerms
 from fedveil.privacy import PrivacyFilter, Relation, gaussian_epsilon, gaussian_mu, rounded_up
 from fedveil.privacy.domain import probability
 
@@ -100,6 +108,16 @@ class Policy(BaseModel):
     private_attributes: Names | None = None
     epsilon: Annotated[tuple[tuple[Relation, Limit], ...], BeforeValidator(_paired)] | None = None
     delta: float | None = None
+
+    @field_validator("apps")
+    @classmethod
+    def _known(cls, apps: Names | None) -> Names | None:
+        for app in apps or ():
+            if app not in APPS:
+                near = get_close_matches(app, APPS, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(APPS)}"
+                raise ValueError(f"there is no app {app!r}; {hint}")
+        return apps
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -254,7 +272,7 @@ def read_policy(path: Path) -> Policy:
         If it is missing, unreadable, not TOML, or has an unknown key or a wrong value.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise BadPolicy(f"the policy file {path} cannot be read ({error.strerror}): restore it.") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

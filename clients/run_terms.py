@@ -8,7 +8,10 @@ from typing import Literal
 
 from fedveil.privacy import Relation
 
-__all__ = ["Noise", "RunTerms"]
+__all__ = ["APPS", "Noise", "RunTerms"]
+
+APPS = ("fedsva", "modulated")
+"""The apps whose runs have terms."""
 
 Noise = Literal["local", "central", "none"]
 """Who adds the noise: each client, the trusted server, or nobody."""

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["column_mask", "nearest", "region_mask", "with_baseline"]
+__all__ = ["column_mask", "nearest", "region_mask", "split_columns", "with_baseline"]
 
 _REGION = re.compile(r"\s*(\d+)\s*:\s*(\d+)\s*,\s*(\d+)\s*:\s*(\d+)\s*")
 
@@ -33,7 +33,7 @@ def column_mask(
     ``others`` says of columns that are no features what they are.
     """
     mask = np.zeros(len(names), dtype=np.bool_)
-    for column in _split(columns) if isinstance(columns, str) else columns:
+    for column in split_columns(columns) if isinstance(columns, str) else columns:
         if not column:
             raise ValueError(
                 f"Private columns {columns!r} hold an empty name: write names with one comma between, as in"
@@ -56,8 +56,14 @@ def column_mask(
     return mask
 
 
-def _split(columns: str) -> list[str]:
-    """Split a line of names at its commas; a name that holds one is in double quotes."""
+def split_columns(columns: str) -> list[str]:
+    """Split a line of names at its commas; a name that holds one is in double quotes.
+
+    Raises
+    ------
+    ValueError
+        If a quote is never closed, or there are several lines.
+    """
     try:
         return [name.strip() for line in csv.reader([columns], skipinitialspace=True) for name in line]
     except csv.Error:

@@ -1,4 +1,7 @@
-"""Folders of images: one sub-folder for each class, its name the class's."""
+"""Folders of images: one sub-folder for each class, its name the class's.
+
+An error may travel to the server, and names of files and of unknown sub-folders may be people's: it gives positions.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.datasets.attributes import nearest
-
 __all__ = ["Tree", "all_files", "class_labels", "class_names", "class_tree", "sub_folders"]
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
+_SHOWN = 10  # of the classes
 
 Tree = Mapping[str, Sequence[Path]]
 """The images of each class folder."""
@@ -29,8 +31,7 @@ def sub_folders(root: Path) -> list[Path]:
     loose = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in _SUFFIXES]
     if loose:
         raise ValueError(
-            f"{root} holds the image {loose[0].name!r} outside its sub-folders: move it into the sub-folder of its"
-            " class."
+            f"{root} holds an image outside its sub-folders: move each into the sub-folder of its class."
         )
     return [entry for entry in entries if entry.is_dir()]
 
@@ -38,9 +39,9 @@ def sub_folders(root: Path) -> list[Path]:
 def class_tree(root: Path) -> Tree:
     """List the images of each class; hidden files are not looked at."""
     tree = {}
-    for folder in sub_folders(root):
+    for number, folder in enumerate(sub_folders(root), 1):
         files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-        for entry in files:
+        for at, entry in enumerate(files, 1):
             if entry.is_dir():
                 raise ValueError(
                     f"{root} has sub-folders in the sub-folders of its classes: leave one level of classes, or set"
@@ -48,8 +49,8 @@ def class_tree(root: Path) -> Tree:
                 )
             if entry.suffix.lower() not in _SUFFIXES:
                 raise ValueError(
-                    f"{root}: {entry.name!r} among the images of a class is none: move it away, or save it as"
-                    f" {', '.join(_SUFFIXES)}."
+                    f"{root}: file {at} of sub-folder {number}, by name and from 1, is no image: move it away, or save"
+                    f" it as {', '.join(_SUFFIXES)}."
                 )
         tree[folder.name] = files
     return tree
@@ -71,11 +72,15 @@ def class_names(
             f"{root} has {len(set(classes))} classes: make a sub-folder for each of two or more, or list all, each"
             " once, in the option classes."
         )
-    for name in (*found, *test):
-        if name not in classes:
-            raise ValueError(
-                f"The sub-folder {name!r} is none of the classes of {root}; nearest: {nearest(name, classes)}."
-            )
+    for tree in (*trees, test):
+        for number, name in enumerate(tree, 1):
+            if name not in classes:
+                whose = ", ".join(map(repr, classes[:_SHOWN])) if named else "the training images'"
+                part = "test sub-folder" if tree is test else "sub-folder"
+                raise ValueError(
+                    f"{root}: {part} {number}, by name and from 1, is none of the classes ({whose}): rename it, or move"
+                    " it away."
+                )
     return classes
 
 

@@ -4,7 +4,7 @@
     folder/train/cat/..., folder/test/cat/...       the public test set is the folder's own
     folder/anna/cat/...             with option clients: anna is a client
 
-Names of sub-folders are public. An error gives an image's own file name and never its class.
+Names of classes are public. An error gives an image's place in the order of names, and neither its name nor its class.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _pixels(
         raise ValueError(f"{root} holds no images: put some into the sub-folders of its classes.")
     pixels: NDArray[np.uint8] | None = None if shape is None else np.empty((len(files), *shape), np.uint8)
     for index, file in enumerate(files):
-        where = f"{root}: the image {file.name!r}"
+        where = f"{root}: image {index + 1} in the order of paths, from 1,"
         image = _image(file, where, options)
         if pixels is None:
             pixels = np.empty((len(files), *image.shape), dtype=np.uint8)

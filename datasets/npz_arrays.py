@@ -1,4 +1,4 @@
-"""The arrays of an NPZ file by what they are for, none of them pickled; errors never quote a value."""
+"""The arrays of an NPZ file by what they are for, none pickled; errors quote no value, and no name that nobody gave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.datasets.arrays import ArrayDescription
-from fedveil.datasets.attributes import nearest
 
 __all__ = ["check_finite", "check_length", "check_like", "choose_arrays", "read_array", "read_features"]
 
@@ -30,7 +29,7 @@ def choose_arrays(
     if target is None:
         raise ValueError(
             f"Which array of {source} holds the labels is not said: set target, or write target = into"
-            f" {description.path}; there are {', '.join(found)}."
+            f" {description.path}, one of the {len(found)} arrays that numpy.load({source.name!r}).files lists."
         )
     _check_there(source, target, "target", found)
     _check_there(source, client, "client", found)
@@ -39,7 +38,7 @@ def choose_arrays(
     if features is None:
         raise ValueError(
             f'Which array of {source} holds the features is not said: write features = "x" into'
-            f" {description.path}; there are {', '.join(found)}."
+            f" {description.path}, one of the {len(found)} arrays that numpy.load({source.name!r}).files lists."
         )
     if len({features, target, client}) < 3:
         raise ValueError(
@@ -62,7 +61,9 @@ def _opened(source: Path) -> Any:
 
 def _check_there(source: Path, name: str | None, role: str, found: Sequence[str]) -> None:
     if name is not None and name not in found:
-        raise ValueError(f"{source} has no array {name!r} for the {role}; nearest: {nearest(name, found)}.")
+        raise ValueError(
+            f"{source} has no array {name!r} for the {role}: correct the name, or save the array under it."
+        )
 
 
 def read_array(source: Path, name: str, role: str, kinds: str, allowed: str) -> NDArray[Any]:

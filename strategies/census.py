@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedveil import wire
+from fedveil.strategies.reasons import shown
 from fedveil.strategies.roll_call import FleetError, call_roll
 
 __all__ = ["Census", "identify_nodes", "identify_sites"]
@@ -112,7 +114,7 @@ def identify_nodes(
         for value in (first, count):
             if type(value) is not int or not 0 <= value <= num_clients:  # no bools
                 raise FleetError(
-                    f"{name} says that it hosts {count!r} clients from {first!r}; the run has clients 0 to "
+                    f"{name} says that it hosts {shown(count)} clients from {shown(first)}; the run has clients 0 to "
                     f"{num_clients - 1}: give nodes and server the same number of clients."
                 )
         ranges[node] = (first, count)  # type: ignore[assignment]
@@ -150,6 +152,11 @@ def identify_sites(
     ranges: dict[int, tuple[int, int]] = {}
     reached = 0
     present = call_roll(grid, expected=expected, timeout=timeout, schema=schema)
+    for (_, name, answer), (_, _, following) in pairwise(present):
+        if answer[wire.PARTITION] == following[wire.PARTITION]:
+            raise FleetError(
+                f"{name} is there twice: give every node its own partition-id, from 0 to {len(present) - 1}."
+            )
     for index, (node, name, answer) in enumerate(present):
         if answer[wire.PARTITION] != index:
             raise FleetError(
@@ -159,8 +166,8 @@ def identify_sites(
         count = answer.get(wire.COUNT)
         if type(count) is not int or not 1 <= count <= LARGEST_SITE:  # no bools
             raise FleetError(
-                f"{name} says that it has {count!r} records; a site has 1 to {LARGEST_SITE}: look at its data-path, or "
-                "start the run without it."
+                f"{name} says that it has {shown(count)} records; a site has 1 to {LARGEST_SITE}: look at its "
+                "data-path, or start the run without it."
             )
         if count == 1:
             say(

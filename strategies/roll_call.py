@@ -9,11 +9,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil import wire
-from fedveil.strategies.reasons import one_line
+from fedveil.strategies.reasons import one_line, ranges, shown
 
 __all__ = ["FleetError", "call_roll", "is_reply_to"]
 
 _POLL = 0.05  # seconds between looks at the nodes that have registered
+_MOST_NUMBERS = 5  # of different answers that an error tells
 
 
 class FleetError(RuntimeError):
@@ -25,7 +26,8 @@ def call_roll(
 ) -> list[tuple[int, str, ConfigRecord]]:
     """What every node says of itself, in the order of the shares of clients that they host.
 
-    A run starts before its nodes have registered, so those that have are asked how many there are to be.
+    A run starts before its nodes have registered, so those that have are asked how many there are to be. All must say
+    the same, and so many must be there: a node with another number would have the others left out.
 
     Parameters
     ----------
@@ -44,15 +46,21 @@ def call_roll(
     Raises
     ------
     FleetError
-        If nodes are missing, run other code, describe their records in another way, or fail.
+        If nodes are missing, disagree on how many they are, run other code, describe their records in another way, or
+        fail.
     """
     early = _wait_for(
         grid, 1, timeout
     )  # all that are there already: in a deployment a question is ten seconds
     answers = _ask(grid, early, timeout)
-    total = _integer(answers[early[0]], wire.PARTITIONS)
+    total = _agreed(answers)
     others = [node for node in _wait_for(grid, total, timeout) if node not in answers]
     answers |= _ask(grid, others, timeout) if others else {}
+    if len(answers) != _agreed(answers):
+        raise FleetError(
+            f"{len(answers)} nodes answer, and num-partitions is {total} in their --node-config: start as many nodes "
+            "as that says, or give every node their number."
+        )
     present = sorted(answers.items(), key=lambda item: _integer(item[1], wire.PARTITION))
     return [(node, _named(answer, expected, schema), answer) for node, answer in present]
 
@@ -70,17 +78,32 @@ def _named(answer: ConfigRecord, expected: Mapping[str, str], schema: str | None
     for key, value in expected.items():
         if answer.get(key) != value:
             raise FleetError(
-                f"{name} runs other code than the server ({key} {answer.get(key)!r}, here {value!r}): stop "
+                f"{name} runs other code than the server ({key} {shown(answer.get(key))}, here {value!r}): stop "
                 "the local SuperLink (it keeps the folder and the environment of its first run) or install the "
                 "same fedveil."
             )
     if schema is not None and answer.get(wire.SCHEMA) != schema:
         raise FleetError(
             f"{name} describes its records in another way than the server ({wire.SCHEMA} "
-            f"{answer.get(wire.SCHEMA)!r}, here {schema!r}): give it the server's schema file, the same columns, "
+            f"{shown(answer.get(wire.SCHEMA))}, here {schema!r}): give it the server's schema file, the same columns, "
             "ranges, categories and classes in the same order."
         )
     return name
+
+
+def _agreed(answers: Mapping[int, ConfigRecord]) -> int:
+    """How many nodes there are to be, as each of them says."""
+    said: dict[int, list[int]] = {}
+    for answer in answers.values():
+        said.setdefault(_integer(answer, wire.PARTITIONS), []).append(_integer(answer, wire.PARTITION))
+    if len(said) > 1:
+        by_node = sorted((sorted(nodes), total) for total, nodes in said.items())
+        told = [f"node {ranges(nodes)}: {total}" for nodes, total in by_node[:_MOST_NUMBERS]]
+        raise FleetError(
+            f"nodes say different {wire.PARTITIONS} ({'; '.join(told)}{'; ...' if len(said) > _MOST_NUMBERS else ''}): "
+            "start every node with the same, the number of all nodes."
+        )
+    return next(iter(said))
 
 
 def _wait_for(grid: Grid, count: int, timeout: float) -> list[int]:

@@ -32,8 +32,10 @@ __all__ = [
     "load_whole",
     "own_client",
     "refuse_foreign_path",
+    "refuse_left_out",
     "schema_digest",
     "site_data",
+    "sites_on_disk",
     "sites_problem",
     "uses_sites",
 ]
@@ -166,6 +168,31 @@ def check_run_path(config: SitedConfig, *, simulated: bool) -> None:
             f"client's number stands, as in '/data/site-{PLACEHOLDER}.csv'."
         )
     refuse_foreign_path(config, simulated=simulated)
+
+
+def sites_on_disk(config: SitedConfig) -> int:
+    """How many sites of a simulation have records on this machine, counted from site 0 to the first that has none."""
+    found = 0
+    while Path(config.data_path.replace(PLACEHOLDER, str(found))).exists():
+        found += 1
+    return found
+
+
+def refuse_left_out(config: SitedConfig, num_nodes: int) -> None:
+    """Refuse a simulation with fewer nodes than sites on disk, of which each node takes one.
+
+    Raises
+    ------
+    ConfigError
+        If records would be left out.
+    """
+    found = sites_on_disk(config)
+    if found > num_nodes:
+        raise ConfigError(
+            f"data-path = {config.data_path!r} stands for {found} sites here, and the simulation has {num_nodes} "
+            f"node{'s' if num_nodes > 1 else ''}, which would leave the others out: set num-supernodes to {found}, or "
+            "move away what is not to take part."
+        )
 
 
 def refuse_foreign_path(config: SitedConfig, *, simulated: bool) -> None:

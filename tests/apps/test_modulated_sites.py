@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message
+from typer.testing import CliRunner
 
 from fedveil.artifacts import NodeLedger, RunFolder
+from fedveil.cli import cli
 from fedveil.clients.modulated_cohort import ModulatedCohort
 from fedveil.clients.modulated_request import MessageRequest
 from fedveil.config import ConfigError, modulated_data
@@ -438,3 +440,39 @@ def test_sites_need_a_public_range_of_the_target(simulate: Runs, sites: Sites):
     (sites.folder / "schema.toml").write_text(description)
     with pytest.raises(ConfigError, match="public range"):
         simulate()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_simulation_with_fewer_nodes_than_files_is_refused_before_anything_is_sent(
+    modulated: Runs, sites: Sites, nodes: int
+):
+    with pytest.raises(
+        ConfigError, match=f"stands for 3 sites here.*has {nodes} node.*set num-supernodes to 3"
+    ):
+        modulated(sites.simulated, nodes=nodes)
+
+
+def test_nodes_that_were_started_with_one_number_are_named(deploy: Runs, sites: Sites):
+    told: list[dict[str, Any]] = list(sites.node_configs)
+    told[1] = told[1] | {"partition-id": 0}
+    with pytest.raises(FleetError, match="node 0 is there twice: give every node its own partition-id"):
+        deploy(node_configs=told)
+
+
+@pytest.mark.parametrize("said", [1, 2])
+def test_no_site_is_left_out_without_a_word(deploy: Runs, sites: Sites, said: int):
+    told: list[dict[str, Any]] = list(sites.node_configs)
+    told[0] = told[0] | {"num-partitions": said}
+    with pytest.raises(FleetError, match=f"node 0: {said}; node 1-2: 3"):
+        deploy(node_configs=told)
+
+
+def test_a_plan_for_real_sites_lists_no_comparator_that_only_simulations_run(sites: Sites):
+    for settings, listed in ((sites.simulated, {"main", "dp-sgd"}), (sites.deployed, {"main"})):
+        said = [f'{key}="{value}"' for key, value in settings.items()]
+        typed = [part for text in [*said, "epsilon=4.0"] for part in ("-c", text)]
+        result = CliRunner().invoke(cli, ["plan", "modulated", *typed])
+        assert result.exit_code == 0, result.output
+        rows = {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
+        assert rows & {"main", "lambda-0", "iterative", "dp-sgd", "no-privacy"} >= listed
+        assert ("dp-sgd" in rows) == ("dp-sgd" in listed)

@@ -161,6 +161,8 @@ def test_after_a_run_without_a_bound_nothing_is_left() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ('apps = ["fedsva", "modulatd"]', "there is no app 'modulatd'; did you mean 'modulated'?"),
+        ('apps = ["zzz"]', "there is no app 'zzz'; known: fedsva, modulated"),
         ("relation = ['record']", "unknown key 'relation'; did you mean 'relations'?"),
         ("zzz = 1", "unknown key 'zzz'; known: apps, privacy, relations"),
         ("relations = []", "is empty, which would allow nothing"),
@@ -215,3 +217,8 @@ def test_the_owner_says_in_words_that_the_server_is_trusted(tmp_path: Path) -> N
     trusting.check(RunTerms("fedsva", ("central",), ("client",), {"client": gaussian_mu(1.0, 1e-5)}))
     with pytest.raises(PolicyRefusal, match=r"epsilon\.client"):
         trusting.check(RunTerms("fedsva", ("central",), ("client",), {"client": gaussian_mu(1.1, 1e-5)}))
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_bytes(b"\xef\xbb\xbf" + EVERY_KEY.encode())
+    assert read_policy(tmp_path / "policy.toml") == policy(EVERY_KEY, tmp_path)

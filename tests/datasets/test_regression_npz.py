@@ -114,7 +114,7 @@ def test_rows_are_looked_at_in_blocks(write: Write, monkeypatch: pytest.MonkeyPa
         ({"x": X, "y": np.column_stack([Y, Y])}, r"array 'y' has shape \(3, 2\)"),
         ({"x": np.array([["a", "b"]]), "y": Y}, "array 'x' is of type <U1: save it as numbers"),
         ({"x": X[:0], "y": Y[:0]}, "array 'x' has no rows"),
-        ({"x": X, "z": Y}, "has no array 'y' for the target; nearest: 'x', 'z'"),
+        ({"x": X, "z": Y}, "has no array 'y' for the target: correct the name"),
         ({"x": X[0], "y": Y}, r"has shape \(2,\): write images"),
         ({"x": X[:, :0], "y": Y}, r"has shape \(3, 0\): write images"),
     ],

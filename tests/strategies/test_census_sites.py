@@ -74,8 +74,21 @@ def test_a_site_of_one_record_is_told_by_name(meet: Any, scene: Any):
         ({0: {wire.COUNT: None}}, "node 0 says that it has None records"),
         ({1: {wire.SCHEMA: "other"}}, "node 1 describes its records in another way than the server"),
         ({1: {wire.SCHEMA: None}}, "node 1 describes its records in another way than the server"),
-        ({1: {wire.PARTITION: 0}}, "node 0 is there and node 1 is not"),
+        (
+            {1: {wire.PARTITION: 0}},
+            "node 0 is there twice: give every node its own partition-id, from 0 to 2",
+        ),
+        ({0: {wire.PARTITION: 2}}, "node 2 is there twice"),
         ({2: {wire.PARTITION: 3}}, "node 3 is there and node 2 is not"),
+        *(
+            (
+                {node: {wire.PARTITIONS: 2}},
+                f"different num-partitions .*node {node}: 2.*the number of all nodes",
+            )
+            for node in range(3)
+        ),
+        ({0: {wire.PARTITIONS: 1}, 2: {wire.PARTITIONS: 5}}, r"\(node 0: 1; node 1: 3; node 2: 5\)"),
+        ({node: {wire.PARTITIONS: 1} for node in range(3)}, "3 nodes answer, and num-partitions is 1"),
         ({2: {wire.SOURCE: "beef"}}, "node 2 runs other code than the server"),
     ],
 )
@@ -84,3 +97,17 @@ def test_anything_but_every_site_once_with_records_as_described_is_refused_by_na
 ):
     with pytest.raises(FleetError, match=words):
         meet(changed)
+
+
+@pytest.mark.parametrize("early", [NODES[:2], NODES[1:], NODES[::2]])
+def test_a_site_is_not_left_out_because_one_node_says_that_there_are_fewer(meet: Any, early: Any):
+    for node in (NODES.index(found) for found in early):
+        with pytest.raises(FleetError, match=f"node {node}: 2"):
+            meet({node: {wire.PARTITIONS: 2}}, looks=[early])
+
+
+@pytest.mark.parametrize("key", [wire.SCHEMA, wire.COUNT, wire.SOURCE])
+def test_what_a_node_writes_is_cut_in_an_error(meet: Any, key: str):
+    with pytest.raises(FleetError, match=r"node 1 .*xxx[.]{3}") as refused:
+        meet({1: {key: "x" * 1_000_000}})
+    assert len(str(refused.value)) < 500

@@ -113,6 +113,26 @@ def test_two_nodes_with_one_number_are_refused(meet, scene):
         meet({1: lambda: honest_answer(0, scene)})
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_nodes_must_agree_on_how_many_they_are_and_be_as_many(meet, scene, count):
+    with pytest.raises(FleetError, match=rf"different num-partitions \(node 0: {count}; node 1-2: 3\)"):
+        meet({0: lambda: honest_answer(0, scene, **{wire.PARTITIONS: count})})
+    everybody = {
+        index: lambda index=index: honest_answer(index, scene, **{wire.PARTITIONS: count})
+        for index in range(3)
+    }
+    words = f"3 nodes answer, and num-partitions is {count}" if count < 3 else "3 of 4 nodes are connected"
+    with pytest.raises(FleetError, match=words):
+        meet(everybody, timeout=0.1)
+
+
+def test_the_reason_of_a_node_is_cut(meet):
+    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "x" * 1_000_000)
+    with pytest.raises(FleetError, match=r"cannot start: x+\.\.\.$") as refused:
+        meet({1: lambda: error})
+    assert len(str(refused.value)) < 600
+
+
 def test_a_client_twice_on_one_node_is_refused(meet, scene):
     with pytest.raises(FleetError, match="client 2 is served by two nodes"):
         meet({1: lambda: honest_answer(1, scene, **{wire.CLIENTS: [2, 2]})})
@@ -121,8 +141,7 @@ def test_a_client_twice_on_one_node_is_refused(meet, scene):
 @pytest.mark.parametrize("value", [None, "1", 1.0, -1, [1], b"1", True])
 @pytest.mark.parametrize(
     ("index", "key"),
-    # only the node that is asked first, that of the least id, says how many there are to be
-    [(0, wire.PARTITION), (1, wire.PARTITION), (1, wire.PARTITIONS)],
+    [(0, wire.PARTITION), (1, wire.PARTITION), (0, wire.PARTITIONS), (1, wire.PARTITIONS)],
 )
 def test_a_node_without_its_number_is_told_how_to_give_it(meet, scene, key, value, index):
     with pytest.raises(FleetError, match=f"did not say its {key}; set partition-id and num-partitions"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +13,7 @@ from rich.table import Table
 from fedveil.config.modulated import ModulatedConfig
 from fedveil.config.modulated_data import Regression, load_regression, load_site
 from fedveil.config.modulated_planning import MAIN, comparison_rounds, main_releases, variant_plans
-from fedveil.config.sites import PLACEHOLDER, site_data, uses_sites
+from fedveil.config.sites import PLACEHOLDER, site_data, sites_on_disk, uses_sites
 from fedveil.privacy import gaussian_epsilon, rounded_up
 
 from .statements import announce
@@ -24,7 +22,7 @@ _WIDTH = 120
 
 
 def plan(config: ModulatedConfig, say: Callable[[str], None]) -> None:
-    """Print the plan of a run, as a simulation would make it.
+    """Print the plan of a run, as a simulation would make it, or a deployment where sites are named by no file.
 
     Raises
     ------
@@ -32,7 +30,8 @@ def plan(config: ModulatedConfig, say: Callable[[str], None]) -> None:
         As the run itself would, before any node is asked.
     """
     problem = _counted(config)
-    plans = variant_plans(config, problem, simulated=True)
+    simulated = not uses_sites(config) or bool(config.data_path)
+    plans = variant_plans(config, problem, simulated=simulated)
     announce(config, problem, plans, seeded=config.seed is not None, say=say)
     table = Table(box=None, pad_edge=False)
     for heading in (
@@ -92,11 +91,8 @@ def _counted(config: ModulatedConfig) -> Regression:
     if not uses_sites(config) or PLACEHOLDER not in config.data_path:
         return problem
     found = 0
-    for site in itertools.count():
-        place = site_data(config, {}, site, simulated=True)
-        if not Path(place.path).exists():
-            break
-        found += load_site(config, place, f"site {site}").num_clients
+    for site in range(sites_on_disk(config)):
+        found += load_site(config, site_data(config, {}, site, simulated=True), f"site {site}").num_clients
     return problem.of_sites(found)
 
 

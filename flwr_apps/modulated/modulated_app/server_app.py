@@ -34,7 +34,7 @@ from fedveil.config.places import (
     secret_keys,
 )
 from fedveil.config.randomness import run_streams
-from fedveil.config.sites import check_run_path, schema_digest, uses_sites
+from fedveil.config.sites import check_run_path, refuse_left_out, schema_digest, uses_sites
 from fedveil.flower import is_simulation_grid
 from fedveil.plugins import resolve
 from fedveil.privacy import CohortRelease, gaussian_epsilon
@@ -96,6 +96,8 @@ def main(grid: Grid, context: Context) -> None:
             timeout=config.round_timeout,
             say=say,
         )
+        if simulated:
+            refuse_left_out(config, census.num_nodes)
         problem = problem.of_sites(census.num_clients)
         refuse_empty_cohorts(config, census.num_clients)
         counted = {"number of records at each site": [count for _, count in census.ranges.values()]}
