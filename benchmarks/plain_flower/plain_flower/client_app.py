@@ -6,11 +6,10 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import nn
-
 from plain_flower.task import Records, load, network
 from plain_flower.task import test as test_model
 from plain_flower.task import train as train_model
+from torch import nn
 
 app = ClientApp()
 

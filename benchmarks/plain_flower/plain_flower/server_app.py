@@ -5,7 +5,6 @@ from __future__ import annotations
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-
 from plain_flower.task import network
 
 app = ServerApp()
