@@ -77,9 +77,12 @@ def kept_in(folder: Path) -> str:
 
 @pytest.mark.parametrize("fault", ["others silent", "the victim fails", "all fail"])
 def test_lost_replies_leave_no_trace_in_output_or_folder(fedsva: Callable[..., Any], fault: str):
-    runs = [fedsva({**SETTINGS, "seed": seed}, nodes=8, grid=grid_of(fault)) for seed in SEEDS]
-    assert len({str(run.sampled) for run in runs}) == len(SEEDS)
-    assert {0 in run.sampled[0] for run in runs} == {True, False}
+    runs: list[Any] = []
+    # the draws change with the settings' hash, which covers the folder of the data: as many as it takes
+    while len({0 in run.sampled[0] for run in runs}) < 2 or len(runs) < len(SEEDS):
+        assert len(runs) < 40, "a client at rate 0.5 was always drawn, or never: a chance of 2^-39"
+        runs.append(fedsva({**SETTINGS, "seed": len(runs)}, nodes=8, grid=grid_of(fault)))
+    assert len({str(run.sampled) for run in runs}) == len(runs)
     assert len({MODEL.sub("", run.output) for run in runs}) == 1
     assert len({kept_in(run.folder) for run in runs}) == 1
     assert "disk full" not in runs[0].output
