@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedveil.privacy.domain import whole
 from fedveil.strategies.judging import Judged
 
-__all__ = ["ask", "check_attempts", "too_few"]
+__all__ = ["ask", "check_attempts", "too_few", "too_few_left"]
 
 T = TypeVar("T")
 
@@ -97,6 +97,15 @@ def too_few(found: int, asked: int, needed: int) -> str:
     if found >= needed:
         return ""
     return f"{found} of {asked} nodes sent something to average, and min-replies is {needed}"
+
+
+def too_few_left(nodes: int, needed: int) -> str:
+    """Why there can be no further round; empty where clients with budget are left on enough nodes."""
+    if not nodes:
+        return "every client has spent its budget"
+    if nodes < needed:
+        return f"clients that have not spent their budget are left on {nodes} node(s), and min-replies is {needed}"
+    return ""
 
 
 def _again(request: Message) -> Message:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedveil import wire
 from fedveil.moment_sums import SumGrid
 from fedveil.privacy import CohortRelease, Estimate, MessagePlan, ModulatedMoments
-from fedveil.strategies.attempts import ask, check_attempts, too_few
+from fedveil.strategies.attempts import ask, check_attempts, too_few, too_few_left
 from fedveil.strategies.attendance import Attendance, Participation
 from fedveil.strategies.census import Census
 from fedveil.strategies.judging import Judged
@@ -293,15 +293,7 @@ class MessageStrategy(Strategy):
     def _nothing_left(self) -> str:
         """Why there can be no further round; empty while there can."""
         able = np.flatnonzero(self._attendance.able())
-        if not len(able):
-            return "every client has spent its budget"
-        nodes = len(self.census.by_node(able))
-        if nodes < self.min_replies:
-            return (
-                f"clients that have not spent their budget are left on {nodes} node(s), and min-replies is "
-                f"{self.min_replies}"
-            )
-        return ""
+        return too_few_left(len(self.census.by_node(able)), self.min_replies)
 
     def _skip(self, server_round: int, reason: str) -> None:
         """Say that the model stays."""

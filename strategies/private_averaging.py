@@ -19,7 +19,7 @@ from fedveil.privacy import Plan, Release
 from fedveil.strategies import secret_sample
 from fedveil.strategies.agenda import Agenda
 from fedveil.strategies.aggregation import CentralMechanism, central_update, total_weight, weighted_mean
-from fedveil.strategies.attempts import ask, check_attempts, too_few
+from fedveil.strategies.attempts import ask, check_attempts, too_few, too_few_left
 from fedveil.strategies.expectations import Expectations
 from fedveil.strategies.fleet import Fleet
 from fedveil.strategies.judging import Judged, NoGoodReplies
@@ -297,16 +297,7 @@ class PrivateAveraging(Strategy):
         """Why there can be no further round; empty while there can."""
         if self.central is not None:
             return ""
-        active = self._active()
-        if not active:
-            return "every client has spent its budget"
-        nodes = len(self.fleet.by_node(active))
-        if nodes < self.min_replies:
-            return (
-                f"clients that have not spent their budget are left on {nodes} node(s), and min-replies is "
-                f"{self.min_replies}"
-            )
-        return ""
+        return too_few_left(len(self.fleet.by_node(self._active())), self.min_replies)
 
     def _can_average(self, server_round: int, found: int) -> bool:
         """Whether enough nodes have sent something to average; if not, says why."""

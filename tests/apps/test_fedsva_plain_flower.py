@@ -136,7 +136,7 @@ def test_a_strategy_that_does_not_tell_its_rounds_is_stopped_at_the_first(small:
     plan = plan_run("fedsva", engine="in-process", overrides=small)
     config = FedSVAConfig.from_run_config(plan.config)
     with plan.app.importable():
-        from fedsva_app.server_app import Record, require_told
+        from fedsva_app.record import Record, require_told
 
         record = Record(None)
         with pytest.raises(

@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Strategy
 
 from fedveil import __version__, wire
-from fedveil.artifacts import Checkpoint, RunFolder
+from fedveil.artifacts import RunFolder
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.config.places import check_writable, open_resumed, output_root, require_same_hash, secret_keys
 from fedveil.config.randomness import public_streams, run_streams
 from fedveil.config.sites import check_run_path, schema_digest, uses_sites
 from fedveil.flower import is_simulation_grid
 from fedveil.models import evaluate, initial_arrays, refuse_record_coupling
-from fedveil.plugins import find, resolve
-from fedveil.privacy import Release, rounded_up
+from fedveil.plugins import resolve
+from fedveil.privacy import rounded_up
 from fedveil.strategies import (
-    Agenda,
     Fleet,
-    Knowledge,
-    Progress,
-    RoundOutcome,
-    ServerOptimizer,
     identify,
     to_record,
 )
 from fedveil.strategies.attempts import check_attempts
 from fedveil.strategies.hooks import hook_names, hooks_after
 from fedveil.strategies.prompt_grid import PromptGrid
-from fedveil.streams import Streams
 from fedveil.threads import set_threads
 
-from .contributions import explanation_of, lines_about
+from .contributions import explanation_of
 from .finished import finished_run
 from .membership import MEMBERSHIP, Membership, ask_for_membership
-from .statements import announce, as_json, printed_budgets, readings, state_guarantees
+from .record import require_told
+from .same_run import check_unchanged, run_facts
+from .statements import announce, as_json, readings, state_guarantees
+from .training import build_strategy
 
 app = ServerApp()
 CODE = wire.fingerprint(Path(__file__).parent)
@@ -116,7 +107,7 @@ def main(grid: Grid, context: Context) -> None:
     start = initial_arrays(model, public_streams(config).stream("initial-model"))
     try:
         strategy, record, knowledge = build_strategy(
-            config, fleet, problem, streams, folder, checkpoint, facts, code
+            config, fleet, problem, streams, folder, checkpoint, facts, code, say
         )
     except ConfigError:
         if resumed is None:
@@ -207,27 +198,6 @@ def main(grid: Grid, context: Context) -> None:
     say(f"run folder: {folder.path}")
 
 
-def run_facts(problem: assembly.Problem, streams: Streams, code: Mapping[str, str]) -> dict[str, str]:
-    """What must be the same when a run is resumed, beside its settings: code and data.
-
-    The data's digest covers public facts (n_i, the test set). In a seeded run it covers the clients' records too, under
-    a key drawn from the secret seed: a bare digest of records would tell who knows all but one of them which it is.
-    Where every node brings its own records it covers their public description instead, for the server has none.
-    """
-    test = problem.dataset.test
-    digest = blake2b(repr(sorted(problem.examples.items())).encode(), digest_size=16)
-    parts = [test.features, test.labels]
-    if streams.is_seeded:
-        key = streams.stream("data-digest").words(4).tobytes()
-        digest = blake2b(repr(sorted(problem.examples.items())).encode(), digest_size=16, key=key)
-        parts += [problem.dataset.train.features, problem.dataset.train.labels]
-    for part in parts:
-        digest.update(np.ascontiguousarray(part).tobytes())
-    if problem.sites is not None:
-        digest.update(schema_digest(problem.dataset.schema).encode())
-    return {"code": code[wire.SOURCE], "data": digest.hexdigest()}
-
-
 def require_all_sites(config: FedSVAConfig, fleet: Fleet) -> None:
     """Refuse a fleet whose nodes are not the sites that the run was set up for.
 
@@ -242,184 +212,3 @@ def require_all_sites(config: FedSVAConfig, fleet: Fleet) -> None:
             f"the nodes serve the clients {served}, and num-clients = {config.num_clients} sites are numbered from 0: "
             "start the others, or correct num-clients."
         )
-
-
-def check_unchanged(
-    config: FedSVAConfig, checkpoint: Checkpoint, facts: dict[str, str], folder: Path, *, simulated: bool
-) -> None:
-    """Refuse to go on with a run whose code, data or ledger are not what they were."""
-    for name, now in facts.items():
-        if checkpoint.extra["facts"][name] != now:
-            raise ConfigError(
-                f"the {name} is not what it was when the run in {folder} was interrupted: restore it, or start a new "
-                "run."
-            )
-    lost = simulated and config.privacy == "local" and not (folder / "node-ledger.sqlite").exists()
-    if lost and checkpoint.round:
-        raise ConfigError(
-            f"{folder}/node-ledger.sqlite is lost, and with it what the clients have spent: restore it, or start a "
-            "new run, which is new spending."
-        )
-
-
-class Record:
-    """What a run has produced so far; written to its folder after every round."""
-
-    def __init__(self, checkpoint: Checkpoint | None) -> None:
-        # the initial model is evaluated again
-        self.metrics = list(checkpoint.metrics) if checkpoint and checkpoint.round else []
-        self.releases: tuple[Release, ...] = checkpoint.releases if checkpoint else ()
-        self.assumed: tuple[Release, ...] = checkpoint.assumed if checkpoint else ()
-
-    def add(self, outcome: RoundOutcome, row: dict[str, float]) -> None:
-        """Take in one round."""
-        self.metrics.append(row)
-        self.releases += outcome.releases
-        self.assumed += outcome.assumed
-
-
-def require_told(config: FedSVAConfig, record: Record) -> None:
-    """Refuse a strategy that does not tell its rounds: nothing of them would be in the ledger or in a checkpoint.
-
-    Raises
-    ------
-    ConfigError
-        If no round has been told.
-    """
-    if not record.metrics:
-        raise ConfigError(
-            f"{find('strategy', config.strategy)} has made a round and not told it: its start() must call on_round "
-            "after each, also after round 0, the initial model."
-        )
-
-
-def build_strategy(
-    config: FedSVAConfig,
-    fleet: Fleet,
-    problem: assembly.Problem,
-    streams: Streams,
-    folder: RunFolder,
-    checkpoint: Checkpoint | None,
-    facts: dict[str, str],
-    code: Mapping[str, str],
-) -> tuple[Strategy, Record, Knowledge]:
-    """The strategy with its optimiser, its place in the run, and what happens after each round."""
-    options = config.optimizer_options
-    optimizer = ServerOptimizer(
-        config.server_optimizer,
-        learning_rate=config.server_learning_rate,
-        momentum=config.server_momentum,
-        beta_1=options.beta_1,
-        beta_2=options.beta_2,
-        tau=options.tau,
-    )
-    lines: list[str] = []
-    progress = Progress(
-        config.num_server_rounds,
-        config.delta,
-        printed_budgets(config),
-        hides_sample=config.privacy == "central" and config.fraction_train < 1,
-        say=lines.append,
-    )
-    record = Record(checkpoint)
-    plans = planning.client_plans(config, fleet.examples, problem.groups)
-    knowledge = Knowledge(
-        plans,
-        private=problem.groups.private if problem.groups else (),
-        first_round=config.first_release_round,
-        quantile=config.attribute_clip_quantile,
-        clip_norm=config.clip_norm,
-        attribute_clip_norm=config.attribute_clip_norm,
-    )
-    run = str(checkpoint.extra["run"]) if checkpoint else folder.name  # nodes know it by this name
-    if checkpoint:
-        optimizer.load_state(checkpoint.optimizer)
-        knowledge.restore(checkpoint.extra["knowledge"])
-        if not streams.is_seeded and checkpoint.round < config.num_server_rounds:
-            # with fresh noise, what clients sent in the interrupted round was another release than the one to come
-            going_on = [client for client in fleet.clients if client not in checkpoint.extra["out-of-budget"]]
-            interrupted = Agenda.of(
-                checkpoint.round + 1, going_on, steps=config.local_steps, plans=plans, knowledge=knowledge
-            )
-            record.assumed += tuple(row for client in going_on for row in interrupted.rows(client))
-            # now: the next attempt may die too
-            folder.save_checkpoint(replace(checkpoint, assumed=record.assumed))
-        progress.restore(record.releases + record.assumed)
-        if config.trajectory:  # it may have died between the two files
-            folder.save_trajectory(checkpoint.round, checkpoint.arrays, keep=config.trajectory)
-
-    saved: list[Checkpoint | None] = [checkpoint]
-
-    def on_repeat(server_round: int, rows: tuple[Release, ...]) -> None:
-        # before nodes are asked again: a run that dies then must know what may have left already
-        if saved[0] is not None:
-            folder.save_checkpoint(replace(saved[0], assumed=record.assumed + rows))
-
-    def on_round(outcome: RoundOutcome) -> None:
-        record.add(outcome, progress.round(outcome))
-        done = Checkpoint(
-            round=outcome.server_round,
-            arrays=dict(outcome.arrays),
-            optimizer=optimizer.state(),
-            releases=record.releases,
-            metrics=record.metrics,
-            config_hash=config.config_hash,
-            extra={
-                "out-of-budget": list(outcome.out_of_budget),
-                "run": run,
-                "facts": facts,
-                "knowledge": knowledge.state(),
-            },
-            assumed=record.assumed,
-        )
-        folder.save_checkpoint(done)
-        saved[0] = done
-        # not before: a round that is not in the checkpoint is made again, with other noise of the server's
-        if config.trajectory:
-            folder.save_trajectory(outcome.server_round, outcome.arrays, keep=config.trajectory)
-        say(lines.pop())  # not before it is saved: a resumed run draws other noise for a round that was not
-        for line in lines_about(outcome.contributions, config, problem, knowledge):
-            say(line)
-
-    parts: dict[str, Any] = {
-        "fleet": fleet,
-        "streams": streams,
-        "optimizer": optimizer,
-        "plans": plans,
-        "run": run,
-        "code": code,
-        "fraction_train": config.fraction_train,
-        "local_steps": config.local_steps,
-        "central": assembly.central_mechanism(config, len(fleet.clients)),
-        "knowledge": knowledge,
-        "weigh": assembly.weigh(config),
-        "completed_rounds": checkpoint.round if checkpoint else 0,
-        "out_of_budget": tuple(checkpoint.extra["out-of-budget"]) if checkpoint else (),
-        "on_round": on_round,
-        "say": say,
-        "min_replies": config.min_replies,
-        "round_attempts": config.round_attempts,
-        "bound": assembly.update_bound(config, problem.dataset),
-        "on_repeat": on_repeat,
-    }
-    return make_strategy(config, parts), record, knowledge
-
-
-def make_strategy(config: FedSVAConfig, parts: dict[str, Any]) -> Strategy:
-    """The strategy that the configuration names, FedVeil's own or a plugin's.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be made, or is no Flower strategy.
-    """
-    plugin, factory = find("strategy", config.strategy), resolve("strategy", config.strategy)
-    try:
-        strategy = factory(**parts, **config.options_of("strategy"))
-    except Exception as error:  # a plugin may fail in any way; it is named, and nothing goes on
-        raise ConfigError(
-            f"{plugin} cannot be made ({type(error).__name__}: {error}): check options."
-        ) from error
-    if not isinstance(strategy, Strategy):
-        raise ConfigError(f"{plugin} must give a Flower Strategy, and gave {type(strategy).__name__}.")
-    return strategy
