@@ -218,11 +218,16 @@ def policy(
 
 
 @cli.command()
-def doctor() -> None:
+def doctor(
+    node: Annotated[
+        bool,
+        typer.Option("--node", help="As a node of a deployment: its ledger, and nothing that simulates."),
+    ] = False,
+) -> None:
     """Check this installation; the exit status is 0 only when all is well."""
     from fedveil.run.doctor import examine
 
-    checks = examine()
+    checks = examine(node=node)
     for check in checks:
         print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)

@@ -1,30 +1,27 @@
-"""The loop of rounds of messages: draw clients, ask, add up what is good, learn, evaluate, tell; and resume."""
+"""Rounds of messages: draw clients, ask, add up what is good, learn, tell; and resume."""
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.moment_sums import SumGrid
 from fedveil.privacy import CohortRelease, Estimate, MessagePlan, ModulatedMoments
-from fedveil.strategies.attempts import ask, check_attempts, too_few, too_few_left
+from fedveil.strategies.attempts import too_few, too_few_left
 from fedveil.strategies.attendance import Attendance, Participation
 from fedveil.strategies.census import Census
 from fedveil.strategies.judging import Judged
 from fedveil.strategies.message_replies import MessageReply
 from fedveil.strategies.message_rounds import Collected, MessageRounds, Reply
 from fedveil.strategies.modulated_outcome import ModulatedOutcome
-from fedveil.strategies.private_averaging import EvaluateFn
+from fedveil.strategies.round_loop import RoundLoop
 from fedveil.streams import Streams
 
 __all__ = ["MessageStrategy", "State"]
@@ -34,7 +31,7 @@ State = dict[str, NDArray[np.generic]]
 
 
 @dataclass(kw_only=True, eq=False)
-class MessageStrategy(Strategy):
+class MessageStrategy(RoundLoop[MessageReply, CohortRelease, ModulatedOutcome]):
     """Federated regression from one message a client and round; what is learned from the sums is the subclass's.
 
     Parameters
@@ -162,68 +159,17 @@ class MessageStrategy(Strategy):
         nodes = "1 node" if self.census.num_nodes == 1 else f"{self.census.num_nodes} nodes"
         self.say(f"each round asks {who} on {nodes} for one message a client")
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 1,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the rounds; Flower's loop, plus resuming, a callback a round, and an end when every budget is spent.
+    @property
+    def _num_nodes(self) -> int:
+        return self.census.num_nodes
 
-        Parameters
-        ----------
-        initial_arrays : ArrayRecord
-            ``coefficients``, float64 (d + 1,).
-        evaluate_fn : callable, optional
-            ``evaluate_fn(server_round, arrays)``: figures of the server's public test set. Nodes are never asked to
-            evaluate: a figure of private records would be a release.
-
-        Raises
-        ------
-        NoGoodReplies
-            If a round has no usable reply at all.
-        ValueError
-            If the initial coefficients are not d + 1 finite numbers, or more replies are needed than there are nodes.
-        """
-        check_attempts(self.min_replies, self.round_attempts, self.census.num_nodes)
-        self.coefficients = self._initial(initial_arrays)
+    def _begin(self, initial: ArrayRecord, num_rounds: int) -> ArrayRecord:
+        """The coefficients, from ``coefficients``, float64 (d + 1,)."""
+        self.coefficients = self._initial(initial)
         self._num_rounds = num_rounds
         if self.participation == "cohorts":
             self._attendance.split(num_rounds)
-        result = Result(arrays=self._record())
-        self.summary()
-        for server_round in range(self.completed_rounds, num_rounds + 1):
-            began = time.monotonic()
-            if server_round == self.completed_rounds:
-                if server_round > 0:
-                    continue  # this round's outcome is already on disk
-            else:
-                if reason := self._nothing_left():
-                    self.say(f"{reason}: the run ends after round {server_round - 1}")
-                    break
-                requests = self.configure_train(server_round, result.arrays, ConfigRecord(), grid)
-                self._asked, replies = ask(
-                    grid,
-                    requests,
-                    partial(self._rounds.judge, server_round, self._clients),
-                    attempts=self.round_attempts,
-                    timeout=timeout,
-                    before_repeat=partial(self._before_repeat, server_round),
-                    say=lambda line, number=server_round: self.say(f"round {number}: {line}"),  # type: ignore[misc]
-                )
-                arrays, metrics = self.aggregate_train(server_round, replies)
-                result.arrays = arrays if arrays is not None else result.arrays
-                result.train_metrics_clientapp[server_round] = metrics
-            evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
-            if evaluation is not None:
-                result.evaluate_metrics_serverapp[server_round] = evaluation
-            if self.on_round:
-                self.on_round(self._outcome(server_round, evaluation, time.monotonic() - began))
-        return result
+        return self._record()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -299,10 +245,14 @@ class MessageStrategy(Strategy):
         """Say that the model stays."""
         self.say(f"round {server_round}: {reason}, and the model stays")
 
-    def _before_repeat(self, server_round: int, judged: Judged[MessageReply]) -> None:
-        if self.on_repeat is not None and not self.streams.is_seeded:
-            lost = self._rounds.lost(judged, self._clients, repeats_itself=False)
-            self.on_repeat(server_round, self._rounds.sent(server_round, *lost))
+    def _judge(
+        self, server_round: int, requests: Sequence[Message], replies: Iterable[Message]
+    ) -> Judged[MessageReply]:
+        return self._rounds.judge(server_round, self._clients, requests, replies)
+
+    def _may_have_left(self, server_round: int, judged: Judged[MessageReply]) -> tuple[CohortRelease, ...]:
+        lost = self._rounds.lost(judged, self._clients, repeats_itself=self.streams.is_seeded)
+        return self._rounds.sent(server_round, *lost)
 
     def interrupted(self, server_round: int, num_rounds: int) -> tuple[CohortRelease, ...]:
         """Messages that clients may have sent in a round which the server did not live to see.
@@ -315,16 +265,6 @@ class MessageStrategy(Strategy):
         if self.participation == "cohorts":
             clients = self._attendance.draw(server_round, num_rounds)
         return self._rounds.sent(server_round, clients)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """No messages: the model is evaluated on the server's public test set."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing to aggregate; see :meth:`configure_evaluate`."""
-        return None
 
     def state(self) -> State:
         """All that a resumed run needs to end like an unbroken one, as arrays by name."""
@@ -362,16 +302,13 @@ class MessageStrategy(Strategy):
         return ArrayRecord({wire.COEFFICIENTS: Array(self.coefficients)})
 
     def _outcome(
-        self, server_round: int, evaluation: MetricRecord | None, seconds: float
+        self, server_round: int, arrays: ArrayRecord, evaluation: Mapping[str, float], seconds: float
     ) -> ModulatedOutcome:
-        figures = {
-            key: float(value) for key, value in (evaluation or {}).items() if not isinstance(value, list)
-        }
         collected = self._collected
         return ModulatedOutcome(
             server_round=server_round,
             coefficients=self.coefficients.copy(),
-            evaluation=figures,
+            evaluation=dict(evaluation),
             seconds=seconds,
             directions=None if collected is None else self._sent_directions,
             releases=() if collected is None else self._rounds.sent(server_round, collected.took_part),

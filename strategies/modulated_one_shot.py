@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.app import ArrayRecord
 
 from fedveil.privacy import one_shot
 from fedveil.strategies.judging import TooFewReplies
 from fedveil.strategies.message_rounds import Collected
 from fedveil.strategies.message_strategy import FloatArray
 from fedveil.strategies.modulated_strategy import ModulatedStrategy
-from fedveil.strategies.private_averaging import EvaluateFn
 
 __all__ = ["ModulatedOneShot"]
 
@@ -34,30 +31,10 @@ class ModulatedOneShot(ModulatedStrategy):
 
     ridge: float | None = None
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 1,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the round; see :meth:`MessageStrategy.start`.
-
-        Raises
-        ------
-        ValueError
-            If more than one round is asked for.
-        TooFewReplies
-            If fewer than ``min_replies`` nodes sent messages: there is no other round.
-        """
+    def _begin(self, initial: ArrayRecord, num_rounds: int) -> ArrayRecord:
         if num_rounds != 1:
             raise ValueError(f"num_rounds = {num_rounds} is not allowed: one-shot learning has 1 round.")
-        return super().start(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+        return super()._begin(initial, num_rounds)
 
     def _skip(self, server_round: int, reason: str) -> None:
         raise TooFewReplies(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fedveil import wire
@@ -19,13 +16,14 @@ from fedveil.privacy import Plan, Release
 from fedveil.strategies import secret_sample
 from fedveil.strategies.agenda import Agenda
 from fedveil.strategies.aggregation import CentralMechanism, central_update, total_weight, weighted_mean
-from fedveil.strategies.attempts import ask, check_attempts, too_few, too_few_left
+from fedveil.strategies.attempts import too_few, too_few_left
 from fedveil.strategies.expectations import Expectations
 from fedveil.strategies.fleet import Fleet
 from fedveil.strategies.judging import Judged, NoGoodReplies
 from fedveil.strategies.knowledge import Knowledge
 from fedveil.strategies.outcome import RoundOutcome
 from fedveil.strategies.replies import TrainReply
+from fedveil.strategies.round_loop import RoundLoop
 from fedveil.strategies.sampling import sample_fixed, sample_poisson
 from fedveil.strategies.server_optimizer import ServerOptimizer
 from fedveil.strategies.update_bound import UpdateBound
@@ -34,11 +32,8 @@ from fedveil.streams import Streams
 __all__ = ["NoGoodReplies", "PrivateAveraging", "to_record"]
 
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
 @dataclass
-class PrivateAveraging(Strategy):
+class PrivateAveraging(RoundLoop[TrainReply, Release, RoundOutcome]):
     """Federated averaging of private updates over logical clients.
 
     Privacy is the clients' own (they send noised updates and a ledger row for each release), or with ``central`` the
@@ -137,72 +132,21 @@ class PrivateAveraging(Strategy):
         if self._hides_sample:
             self.say(secret_sample.NOTICE)
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the rounds; Flower's loop, plus resuming, a callback a round, and an end when every budget is spent.
+    @property
+    def _num_nodes(self) -> int:
+        return self.fleet.num_nodes
 
-        Flower's own ``start`` always begins at round 1, cannot stop early, and loses everything at an exception.
-        Nodes are never asked to evaluate: an accuracy on private records would be a release.
-
-        Raises
-        ------
-        NoGoodReplies
-            If a round has no usable reply at all; with a secret sample, if no node is connected when it begins.
-        ValueError
-            If more replies are needed than there are nodes, or a secret sample would be told.
-        """
-        check_attempts(self.min_replies, self.round_attempts, self.fleet.num_nodes)
+    def _begin(self, initial: ArrayRecord, num_rounds: int) -> ArrayRecord:
         if self._hides_sample:
             secret_sample.check_settings(self.min_replies, self.round_attempts, self.plans)
-        result = Result(arrays=initial_arrays)
-        self.summary()
-        for server_round in range(self.completed_rounds, num_rounds + 1):
-            began = time.monotonic()
-            if server_round == self.completed_rounds:
-                if server_round > 0:
-                    continue  # this round's outcome is already on disk
-            else:
-                if reason := self._nothing_left():
-                    self.say(f"{reason}: training ends after round {server_round - 1}")
-                    break
-                if self._hides_sample:
-                    secret_sample.require_a_node(grid, self.fleet, server_round)
-                requests = self.configure_train(
-                    server_round, result.arrays, train_config or ConfigRecord(), grid
-                )
-                self._asked, replies = ask(
-                    grid,
-                    requests,
-                    self._expectations.judge,
-                    attempts=self.round_attempts,
-                    timeout=timeout,
-                    before_repeat=partial(self._before_repeat, server_round),
-                    say=partial(self._say_repeat, server_round),
-                )
-                arrays, metrics = self.aggregate_train(server_round, replies)
-                result.arrays = arrays if arrays is not None else result.arrays
-                result.train_metrics_clientapp[server_round] = metrics
-            evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
-            if evaluation is not None:
-                result.evaluate_metrics_serverapp[server_round] = evaluation
-            if self.on_round:
-                self.on_round(
-                    self._outcome(server_round, result.arrays, evaluation, time.monotonic() - began)
-                )
-        return result
+        return initial
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """One message to every node that serves a sampled client; none where they are fewer than ``min_replies``."""
+        if self._hides_sample:
+            secret_sample.require_a_node(grid, self.fleet, server_round)
         self._arrays = {name: array.numpy() for name, array in arrays.items()}
         stream = self.streams.stream("client-sampling", round=server_round)
         sample = sample_poisson if self.central else sample_fixed
@@ -244,7 +188,7 @@ class PrivateAveraging(Strategy):
         NoGoodReplies
             If clients were asked and no reply was good; never with a secret sample.
         """
-        judged = self._expectations.judge(self._asked, replies)
+        judged = self._judge(server_round, self._asked, replies)
         self._replies, metrics = list(judged.good.values()), MetricRecord()
         if not self._hides_sample:
             metrics = self._tell(server_round, judged)
@@ -266,21 +210,11 @@ class PrivateAveraging(Strategy):
             )
         return to_record(stepped), metrics
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """No messages: the model is evaluated on the server's public test set."""
-        return []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing to aggregate; see :meth:`configure_evaluate`."""
-        return None
-
     def _tell(self, server_round: int, judged: Judged[TrainReply]) -> MetricRecord:
         """Say what was dropped, and note what has been released and who has stopped; how many replies there were."""
         judged.refuse_if_none(server_round)
         self._failures = judged.failures
-        self._assumed = self._expectations.assumed(judged, self._asked, repeats_itself=self.streams.is_seeded)
+        self._assumed = self._may_have_left(server_round, judged)
         for reason in self._failures:
             self.say(f"round {server_round}: dropped {reason}")
         stopped = {client for reply in self._replies for client in reply.out_of_budget}
@@ -312,25 +246,21 @@ class PrivateAveraging(Strategy):
             self.say(f"round {server_round}: {reason}: the round is skipped, and the model stays")
         return not reason
 
-    def _before_repeat(self, server_round: int, judged: Judged[TrainReply]) -> None:
-        if self.on_repeat is not None and not self.streams.is_seeded:
-            self.on_repeat(
-                server_round, self._expectations.assumed(judged, self._asked, repeats_itself=False)
-            )
+    def _judge(
+        self, server_round: int, requests: Sequence[Message], replies: Iterable[Message]
+    ) -> Judged[TrainReply]:
+        return self._expectations.judge(requests, replies)
 
-    def _say_repeat(self, server_round: int, line: str) -> None:
-        self.say(f"round {server_round}: {line}")
+    def _may_have_left(self, server_round: int, judged: Judged[TrainReply]) -> tuple[Release, ...]:
+        return self._expectations.assumed(judged, self._asked, repeats_itself=self.streams.is_seeded)
 
     def _outcome(
-        self, server_round: int, arrays: ArrayRecord, evaluation: MetricRecord | None, seconds: float
+        self, server_round: int, arrays: ArrayRecord, evaluation: Mapping[str, float], seconds: float
     ) -> RoundOutcome:
-        figures = {
-            key: float(value) for key, value in (evaluation or {}).items() if not isinstance(value, list)
-        }
         known = RoundOutcome(
             server_round=server_round,
             arrays={name: array.numpy() for name, array in arrays.items()},
-            evaluation=figures,
+            evaluation=dict(evaluation),
             seconds=math.nan if self._hides_sample else seconds,
             out_of_budget=self.out_of_budget,
         )

@@ -15,14 +15,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import fedveil
+from fedveil.artifacts import NodeLedger
 from fedveil.clients.policy import read_policy
 from fedveil.config.node_policy import policy_path
+from fedveil.config.places import node_ledger_path
 from fedveil.run.scope import executable
 
 __all__ = ["Check", "examine"]
 
 _ROOMS = ("strategies", "clients", "privacy", "datasets", "apps")
 _FREE_GIGABYTES = 2.0
+_LEDGER_GIGABYTES = 0.05
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,29 @@ class Check:
     detail: str
 
 
-def examine() -> list[Check]:
-    """Run all checks; none of them changes anything."""
-    return [
-        _checked("python", _python),
-        _checked("flwr", _flower),
-        _checked("flower-superlink", lambda: str(executable("flower-superlink"))),
-        *(_checked(f"room {room}", partial(_room, room)) for room in _ROOMS),
-        _checked("torch", partial(_imported, "torch")),
-        _checked("ray", partial(_imported, "ray")),
-        _checked("datasets", _hugging_face_datasets),
-        _checked("free disk", _free_disk),
-        _checked("policy", _policy),
-    ]
+def examine(*, node: bool = False) -> list[Check]:
+    """Run all checks; none of them changes anything.
+
+    Parameters
+    ----------
+    node : bool
+        Whether this machine serves runs as a node of a deployment: that takes a ledger, and nothing that simulates.
+    """
+    checks: dict[str, Callable[[], str]] = {"python": _python, "flwr": _flower}
+    command = "flower-supernode" if node else "flower-superlink"
+    checks[command] = lambda: str(executable(command))
+    checks |= {f"room {room}": partial(_room, room) for room in _ROOMS}
+    checks["torch"] = partial(_imported, "torch")
+    if node:
+        checks["ledger"] = _ledger
+    else:
+        checks |= {
+            "ray": partial(_imported, "ray"),
+            "datasets": _hugging_face_datasets,
+            "free disk": _free_disk,
+        }
+    checks["policy"] = _policy
+    return [_checked(name, check) for name, check in checks.items()]
 
 
 def _checked(name: str, check: Callable[[], str]) -> Check:
@@ -130,13 +143,27 @@ def _policy() -> str:
     return f"{path}; `fedveil policy` explains it"
 
 
+def _ledger() -> str:
+    """A node that cannot write down what leaves it lets nothing leave."""
+    path = node_ledger_path()
+    place = path if path.exists() else _existing(path.parent)
+    if not os.access(place, os.W_OK):
+        raise RuntimeError(
+            f"{place} cannot be written by this user, so that no release can leave: change its owner."
+        )
+    free = shutil.disk_usage(place).free / 1e9
+    if free < _LEDGER_GIGABYTES:
+        raise RuntimeError(
+            f"{free:.2f} GB free at {place}; a node's ledger needs {_LEDGER_GIGABYTES:g} GB: make room."
+        )
+    runs = len(NodeLedger(path).spent_by_run("record")) if path.exists() else 0
+    return f"{path}, {runs} run(s), {free:.1f} GB free"
+
+
 def _free_disk() -> str:
-    places = {tempfile.gettempdir(), os.environ.get("FEDVEIL_HOME", os.path.expanduser("~"))}
     found = []
-    for place in sorted(places):
-        existing = Path(place)
-        while not existing.exists():
-            existing = existing.parent
+    for place in sorted({tempfile.gettempdir(), os.environ.get("FEDVEIL_HOME", os.path.expanduser("~"))}):
+        existing = _existing(Path(place))
         free = shutil.disk_usage(existing).free / 1e9
         if free < _FREE_GIGABYTES:
             raise RuntimeError(
@@ -144,3 +171,10 @@ def _free_disk() -> str:
             )
         found.append(f"{free:.0f} GB at {existing}")
     return ", ".join(found)
+
+
+def _existing(place: Path) -> Path:
+    """The innermost folder of a path that exists."""
+    while not place.exists():
+        place = place.parent
+    return place

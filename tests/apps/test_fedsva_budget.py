@@ -75,7 +75,7 @@ def test_training_ends_when_every_budget_is_spent_and_the_run_says_so(fedsva: Ca
     run = fedsva({"num-server-rounds": 20, "mu-release": BUDGET / math.sqrt(2) * (1 - 1e-9)})
     assert {row["round"] for row in run.rows} == {1, 2}
     assert "round 3: every sampled client has spent its budget; the model stays" in run.output
-    assert "every client has spent its budget: training ends after round 3" in run.output
+    assert "every client has spent its budget: the run ends after round 3" in run.output
     assert len(run.metrics) == 4
     assert run.metrics[2]["loss"] == run.metrics[3]["loss"]
     assert run.metrics[3]["out-of-budget"] == 8

@@ -1,11 +1,14 @@
 """The command."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedveil import __version__
+from fedveil.artifacts import NodeLedger
 from fedveil.cli import cli
 
 
@@ -58,7 +61,7 @@ def test_the_doctor_says_ok_or_fail_for_each_check(monkeypatch: pytest.MonkeyPat
     from fedveil.run import doctor
 
     checks = [doctor.Check("disk", True, "9 GB"), doctor.Check("ray", False, "missing")]
-    monkeypatch.setattr(doctor, "examine", lambda: checks)
+    monkeypatch.setattr(doctor, "examine", lambda node: checks)
     result = invoke("doctor")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == ["ok    disk: 9 GB", "FAIL  ray: missing"]
@@ -88,6 +91,44 @@ def test_this_installation_is_well():
     from fedveil.run.doctor import examine
 
     assert [f"{check.name}: {check.detail}" for check in examine() if not check.ok] == []
+
+
+def test_a_node_is_well_without_what_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in the image of nodes, which has no Ray, no Hugging Face datasets, and a small /tmp."""
+    from fedveil.run import doctor
+
+    monkeypatch.setattr(doctor, "_FREE_GIGABYTES", 1e9)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("FEDVEIL_HOME", str(tmp_path / "home"))
+    checks = {check.name: check for check in doctor.examine(node=True)}
+    assert [f"{check.name}: {check.detail}" for check in checks.values() if not check.ok] == []
+    assert not {"ray", "datasets", "free disk"} & set(checks)
+    assert ", 0 run(s), " in checks["ledger"].detail
+    assert not (tmp_path / "home").exists()  # it has looked, and made nothing
+    failed = {check.name for check in doctor.examine() if not check.ok}
+    assert failed >= {"ray", "datasets", "free disk"}
+
+
+def test_a_node_that_cannot_keep_its_ledger_is_not_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from fedveil.config.places import node_ledger_path
+    from fedveil.run import doctor
+
+    def ledger() -> doctor.Check:
+        return next(check for check in doctor.examine(node=True) if check.name == "ledger")
+
+    monkeypatch.setenv("FEDVEIL_HOME", str(tmp_path))
+    NodeLedger(node_ledger_path()).book("trial", {"record": 1.0})
+    assert ledger().ok
+    assert ", 1 run(s), " in ledger().detail
+    monkeypatch.setattr(doctor, "_LEDGER_GIGABYTES", 1e9)
+    assert "make room" in ledger().detail
+    node_ledger_path().write_bytes(b"no SQLite at all" * 99)
+    monkeypatch.setattr(doctor, "_LEDGER_GIGABYTES", 0)
+    assert not ledger().ok
+    assert "damaged" in ledger().detail
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "no release can leave" in ledger().detail
 
 
 def test_a_package_that_hides_hugging_face_datasets_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -221,7 +221,7 @@ def test_training_ends_when_too_few_nodes_have_a_client_with_budget(scene):
     scene.run(strategy, grid, rounds=9)
     assert grid.sent == []
     assert any(
-        "left on 1 node(s), and min-replies is 2: training ends after round 0" in line for line in scene.said
+        "left on 1 node(s), and min-replies is 2: the run ends after round 0" in line for line in scene.said
     )
 
 

@@ -43,7 +43,7 @@ def test_training_ends_when_every_budget_is_spent(scene):
         (0, 2, 4),
         (0, 1, 2, 3, 4, 5),
     ]
-    assert "every client has spent its budget: training ends after round 4" in scene.said
+    assert "every client has spent its budget: the run ends after round 4" in scene.said
     assert "round 4: every sampled client has spent its budget; the model stays" in scene.said
     assert [row.client for row in scene.outcomes[3].releases] == [1, 1, 3, 3, 5, 5]
     assert scene.outcomes[4].releases == ()
@@ -120,4 +120,4 @@ def test_a_resumed_run_whose_clients_have_all_stopped_ends_at_once(scene):
     grid = scene.grid(scene.honest)
     scene.run(scene.strategy(completed_rounds=2, out_of_budget=tuple(range(6))), grid, rounds=9)
     assert grid.sent == []
-    assert "every client has spent its budget: training ends after round 2" in scene.said
+    assert "every client has spent its budget: the run ends after round 2" in scene.said

@@ -88,9 +88,9 @@ def test_the_sample_does_not_depend_on_node_ids_or_their_number(scene, central):
     asked = []
     for fleet in fleets:
         strategy = scene.strategy(fleet=fleet, central=mechanism, fraction_train=0.5)
-        rounds = []
+        rounds, grid = [], scene.grid(scene.honest, looks=[set(fleet.node_of.values())])
         for server_round in range(1, 20):
-            requests = strategy.configure_train(server_round, scene.start(), {}, scene.grid(scene.honest))
+            requests = strategy.configure_train(server_round, scene.start(), {}, grid)
             config = [request.content.config_records["config"] for request in requests]
             rounds.append(sorted(client for record in config for client in record["clients"]))
         asked.append(rounds)
