@@ -105,6 +105,7 @@ node() {
   [ -s "$1/superlink-ca.crt" ] || cp "$2" "$1/superlink-ca.crt"
   # between SuperNode and SuperExec of this site: an authority of its own, whose key is not kept
   if ! [ -s "$1/runtime.crt" ]; then
+    rm -f "$1/runtime-ca.crt"
     authority "$1/runtime-ca.key" "$1/runtime-ca.crt"
     certificate "$1" runtime "$1/runtime-ca.key" "$1/runtime-ca.crt" supernode localhost 127.0.0.1
     rm -f "$1/runtime-ca.key"
@@ -139,7 +140,7 @@ case ${1:-} in
     echo "Ready: $top, settings in $settings. Next:"
     echo "  1. put each node's records into $top/nodes/node-K/data, and read its policy.toml"
     echo "  2. docker compose up --detach --build"
-    echo "  3. FLWR_HOME=$top/operator flwr run flwr_apps/fedsva deployment --stream"
+    echo "  3. FLWR_HOME=$top/operator flwr run flwr_apps/fedsva deployment --stream --run-config run.toml   (docs/deploy.md has one)"
     ;;
   server)
     shift; server "$@"

@@ -52,7 +52,7 @@ def test_the_image_has_what_a_node_needs_and_not_what_a_simulation_needs(running
         "import importlib.metadata as m, json; print(json.dumps([d.name.lower() for d in m.distributions()]))"
     )
     found = set(json.loads(running.execute("superexec-client-1", "python", "-c", listing).splitlines()[-1]))
-    assert {"fedveil", "flwr", "torch", "numpy", "scipy"} <= found
+    assert {"fedveil", "flwr", "torch", "numpy", "scipy", "pillow"} <= found
     assert not {"ray", "torchvision", "plotly", "statsmodels", "pandas", "triton", "pip", "pytest"} & found
     assert not [name for name in found if name.startswith("nvidia")]
     step = "import torch; x = torch.ones(3, requires_grad=True); (x * x).sum().backward(); print(x.grad.tolist())"

@@ -93,6 +93,20 @@ def test_the_operator_gets_public_keys_and_the_authority_s_key_stays_with_the_se
     assert [path.parent.name for path in folder.rglob("ca.key")] == ["ca"]
 
 
+def test_a_certificate_that_was_deleted_is_made_again_and_the_node_stays_who_it_is(tmp_path: Path):
+    assert keys(tmp_path, "local", "1").returncode == 0
+    made = tmp_path / "deployment"
+    node, public = made / "nodes/node-1", (made / "nodes/node-1/node.key.pub").read_bytes()
+    old = {path: path.read_bytes() for path in (node / "runtime.crt", made / "proxy/proxy.pem")}
+    for stale in (*node.glob("runtime.*"), *(made / "proxy").glob("proxy.*")):
+        stale.unlink()
+    assert keys(tmp_path, "local", "1").returncode == 0
+    assert all(path.read_bytes() != before for path, before in old.items())
+    assert "OK" in said_by_openssl("verify", "-CAfile", node / "runtime-ca.crt", node / "runtime.crt")
+    assert "OK" in said_by_openssl("verify", "-CAfile", made / "ca/ca.crt", made / "proxy/proxy.crt")
+    assert (node / "node.key.pub").read_bytes() == public
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
