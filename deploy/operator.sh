@@ -2,11 +2,22 @@
 # The operator's container: `register` registers every public key in /operator/nodes, anything else is given to `flwr`.
 set -eu
 [ "${1:-}" = register ] || exec flwr "$@"
+nodes=${FLWR_HOME:-/operator}/nodes
+patience=60  # seconds that a SuperLink may take to start
+
+# register KEY NAME: what flwr says; asked again while the SuperLink behind the proxy is still starting
+register() {
+  until answer=$(flwr supernode register "$1" deployment --name "$2" 2>&1); do
+    echo "$answer" | grep -qE "503 Service Unavailable|Connection refused|ConnectError" && [ "$patience" -gt 0 ] || return 1
+    sleep 2; patience=$((patience - 2))
+  done
+}
+
 failed=0
-for key in /operator/nodes/*.pub; do
-  [ -e "$key" ] || { echo "register: no public key in /operator/nodes: copy the sites' .pub files there." >&2; exit 2; }
+for key in "$nodes"/*.pub; do
+  [ -e "$key" ] || { echo "register: no public key in $nodes: copy the sites' .pub files there." >&2; exit 2; }
   name=$(basename "$key" .pub)
-  if answer=$(flwr supernode register "$key" deployment --name "$name" 2>&1); then
+  if register "$key" "$name"; then
     echo "$name: registered"
   elif echo "$answer" | grep -qi "already in use"; then
     echo "$name: registered before"
