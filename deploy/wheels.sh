@@ -5,7 +5,11 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 pip=${PIP:-python3 -m pip}
 index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
+locks=$(cat "$here"/*.lock | cksum)
+if [ "$(cat "$here/wheels/.locks" 2>/dev/null)" = "$locks" ] && ls "$here"/wheels/*.whl >/dev/null 2>&1; then exit 0; fi
+mkdir -p "$here/wheels"
 $pip download --quiet --no-deps --require-hashes --only-binary :all: -d "$here/wheels" -r "$here/requirements.lock"
 $pip download --quiet --no-deps --require-hashes -d "$here/wheels" -r "$here/build.lock"
 $pip download --quiet --no-deps --require-hashes -d "$here/wheels" -r "$here/torch.lock" ||
   $pip download --quiet --no-deps --require-hashes --extra-index-url "$index" -d "$here/wheels" -r "$here/torch.lock"
+echo "$locks" >"$here/wheels/.locks"

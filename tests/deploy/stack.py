@@ -134,11 +134,9 @@ class Engine:
     def build(self, source: Path = ROOT) -> None:
         """The two images, from a checkout; only what changed is built anew.
 
-        Wheels are downloaded by this machine's pip when deploy/wheels is empty, for containers may reach no index.
+        Wheels are downloaded by this machine's pip where deploy/wheels lacks some, for containers may reach no index.
         """
-        wheels = source / "deploy/wheels"
-        if not list(wheels.glob("torch-*.whl")):
-            run([source / "deploy/wheels.sh"], env={"PIP": f"{sys.executable} -m pip"}, timeout=1200)
+        run([source / "deploy/wheels.sh"], env={"PIP": f"{sys.executable} -m pip"}, timeout=1200)
         self.docker("build", "-t", NODE_IMAGE, "-f", source / "deploy/Dockerfile", source)
         base = _PROXY_BASE
         if run(["docker", "image", "inspect", base], env=self.env, check=False).returncode and (
