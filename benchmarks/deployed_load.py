@@ -4,10 +4,10 @@
     python benchmarks/deployed_load.py nodes [--nodes 40] [--rounds 3]
 
 Processes of this machine, over TLS, with keys: deployment.py. `rounds` reads the resident memory of every long-lived
-process at each round's line and fits a slope as memory.py does: least squares, with an interval from blocks of
-residuals. `nodes` takes the seconds until all are online and of each round, and the memory of a node: its SuperNode,
-its SuperExec, and the process that it starts for a message. There, SuperExecs poll as Flower's default is, and nodes
-run at a lower priority: one machine plays forty, and what they do must not starve the server as it would not there.
+process at each round's line and fits a slope as memory.py does, to the means of six stretches. `nodes` takes the
+seconds until all are online and of each round, and the memory of a node: its SuperNode, its SuperExec, and the process
+that it starts for a message. There, SuperExecs poll as Flower's default is, and nodes run at a lower priority: one
+machine plays forty, and what they do must not starve the server as it would not there.
 """
 
 from __future__ import annotations

@@ -100,7 +100,11 @@ class Deployment:
         return [self.folder / "nodes" / f"node-{k + 1}" for k in range(len(self.data_paths))]
 
     def _keys(self, *words: str) -> None:
-        given = {"FEDVEIL_DEPLOYMENT": str(self.folder), "FEDVEIL_CONTROL_PORT": str(self.port)}
+        given = {
+            "FEDVEIL_DEPLOYMENT": str(self.folder),
+            "FEDVEIL_ENV": str(self.folder / "compose.env"),
+            "FEDVEIL_CONTROL_PORT": str(self.port),
+        }
         script = str(self.source / "deploy/keys.sh")
         subprocess.run(
             ["sh", script, *words], env={**os.environ, **given}, check=True, stdout=subprocess.DEVNULL

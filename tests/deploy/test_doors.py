@@ -157,9 +157,8 @@ def test_a_node_whose_key_is_not_registered_does_not_come_in(running: Any, stran
 def test_a_node_that_trusts_another_authority_does_not_talk_to_the_proxy(
     running: Any, deploy: ModuleType, stranger: Path, tmp_path: Path
 ):
-    deploy.run(
-        [deploy.ROOT / "deploy/keys.sh", "server"], env={"FEDVEIL_DEPLOYMENT": str(tmp_path / "other")}
-    )
+    elsewhere = {"FEDVEIL_DEPLOYMENT": str(tmp_path / "other"), "FEDVEIL_ENV": str(tmp_path / "other.env")}
+    deploy.run([deploy.ROOT / "deploy/keys.sh", "server"], env=elsewhere)
     said = supernode(running, stranger, TLS, KEY, authority=tmp_path / "other/ca/ca.crt")
     assert "certificate" in said.lower()
     assert running.online() == 3
