@@ -38,6 +38,7 @@ __all__ = [
     "KNOWN",
     "LEDGER",
     "LIBRARY",
+    "MAIN",
     "MEASURE",
     "MECHANISM",
     "METRICS",
@@ -47,6 +48,7 @@ __all__ = [
     "PARTITION",
     "PARTITIONS",
     "QUERY_IDENTIFY",
+    "RANGE",
     "RELEASED",
     "REPLY",
     "ROUND",
@@ -99,6 +101,8 @@ PARTITION, PARTITIONS, EXAMPLES, SCHEMA = "partition-id", "num-partitions", "exa
 # clients of one record each, asked for messages: keys of a request's config beside ROUND, RUN and REPLY, and of a
 # reply's LEDGER beside ROWS, OUT_OF_BUDGET (a mask there too), LIBRARY and SOURCE
 CLIENT_MASK, MECHANISM, VARIANT = "client-mask", "mechanism", "variant"
+# variants that are the run itself; every other one is a comparator's
+MAIN, RANGE = "main", "range"
 # arrays of such a request; the last two only where means and spreads were estimated
 COEFFICIENTS, DIRECTIONS, CENTER, SPREAD = "coefficients", "directions", "center", "spread"
 # keys of such a node's answer to QUERY_IDENTIFY in place of CLIENTS and EXAMPLES: which consecutive clients it hosts.
@@ -123,6 +127,7 @@ the order of CLIENTS, for the server that clips and adds noise itself (privacy "
 
 _FRACTION_BITS = 32
 _LIMIT = 2.0**62  # two such blocks still add without leaving int64
+_MOST_RELEASED = 1 << 20
 
 
 class MalformedReply(ValueError):
@@ -190,13 +195,14 @@ def encode_released(released: Released) -> bytes:
     ).encode()
 
 
-def decode_released(payload: bytes, *, max_values: int = 1 << 20) -> dict[int, dict[str, tuple[float, ...]]]:
+def decode_released(payload: bytes) -> dict[int, dict[str, tuple[float, ...]]]:
     """Released values from the wire.
 
     Raises
     ------
     MalformedReply
-        If the payload is not a JSON table of clients, each with lists of finite numbers by name.
+        If the payload is not a JSON table of clients, each with lists of finite numbers by name, or holds more than
+        2^20 of them.
     """
     try:
         table = json.loads(payload.decode())
@@ -206,8 +212,8 @@ def decode_released(payload: bytes, *, max_values: int = 1 << 20) -> dict[int, d
         }
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise MalformedReply(f"released values cannot be read: {error}") from error
-    if sum(len(values) for named in released.values() for values in named.values()) > max_values:
-        raise MalformedReply(f"there are more than {max_values} released values.")
+    if sum(len(values) for named in released.values() for values in named.values()) > _MOST_RELEASED:
+        raise MalformedReply(f"there are more than {_MOST_RELEASED} released values.")
     return released
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fedveil import wire
-from fedveil.privacy import NOTHING, Known, Plan, Release
+from fedveil.privacy import CONTRIBUTION, NOTHING, QUANTILE, Known, Plan, Release
 from fedveil.strategies.knowledge import Knowledge
 
 __all__ = ["Agenda"]
@@ -77,9 +77,9 @@ class Agenda:
         plan = self.plans[client]
         sizes = {}
         if plan is not None and plan.contribution is not None and client in self.measuring:
-            sizes["contribution"] = plan.contribution.size
+            sizes[CONTRIBUTION] = plan.contribution.size
         if plan is not None and plan.quantile is not None:
-            sizes["quantile"] = 1
+            sizes[QUANTILE] = 1
         return sizes
 
     def sigmas(self, client: int) -> dict[str, float]:
@@ -87,5 +87,5 @@ class Agenda:
         plan = self.plans[client]
         if plan is None:
             return {}
-        planned = {"contribution": plan.contribution, "quantile": plan.quantile}
+        planned = {CONTRIBUTION: plan.contribution, QUANTILE: plan.quantile}
         return {name: release.sigma for name, release in planned.items() if release is not None}

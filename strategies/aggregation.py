@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.privacy import Release, gradient_rows
+from fedveil.privacy import CENTRAL_UPDATE, Release, gradient_rows
 from fedveil.strategies.replies import BadReply, TrainReply
 from fedveil.streams import Streams
 
@@ -111,7 +111,7 @@ class CentralMechanism:
             client=-1,
             round=server_round,
             step=0,
-            name="central-update",
+            name=CENTRAL_UPDATE,
             relation="client",
             sensitivity=2 * self.clip_norm / self.denominator,
             sigma=self.sigma,

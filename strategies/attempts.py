@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fedveil.privacy.domain import whole
 from fedveil.strategies.judging import Judged
+from fedveil.strategies.lifetime import live_for
 
 __all__ = ["ask", "check_attempts", "too_few", "too_few_left"]
 
@@ -59,6 +60,7 @@ def ask(
         if not due:
             break
         began = time.monotonic()
+        live_for(due, (attempts - attempt + 1) * timeout)  # a reply to an earlier attempt is taken in
         came += grid.send_and_receive(due, timeout=timeout)
         came += _late(grid, sent, came)
         sent += due

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.privacy.domain import one_of, rate
+from fedveil.strategies.sampling import sample_size
 from fedveil.streams import Streams
 
 __all__ = ["Attendance", "Participation"]
@@ -35,7 +36,7 @@ class Attendance:
     num_releases : int, optional
         Messages that each client's noise was planned for; None: no limit.
     fraction : float
-        Share of the clients in a round, for ``sampled``.
+        Share of all clients in a round, for ``sampled``; all that are left, where they are fewer.
 
     Raises
     ------
@@ -79,7 +80,7 @@ class Attendance:
         clients = np.flatnonzero(able)
         if self.participation != "sampled":
             return clients
-        count = min(len(clients), max(1, round(self.fraction * self.num_clients)))
+        count = sample_size(self.fraction, self.num_clients, len(clients))
         order = self.streams.stream("client-sampling", round=server_round).permutation(len(clients))
         return np.sort(clients[order[:count]])
 

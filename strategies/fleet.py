@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from flwr.serverapp import Grid
 
 from fedveil import wire
-from fedveil.strategies.reasons import shown
+from fedveil.strategies.reasons import ranges, shown
 from fedveil.strategies.roll_call import FleetError, call_roll
 
-__all__ = ["Fleet", "FleetError", "identify"]
+__all__ = ["Fleet", "FleetError", "identify", "require_examples"]
 
 
 _MOST_RECORDS = (
@@ -82,17 +82,25 @@ def identify(
     for node, name, answer in call_roll(grid, expected=expected, timeout=timeout, schema=schema):
         clients, counts = answer.get(wire.CLIENTS, []), answer.get(wire.EXAMPLES, [])
         if not isinstance(clients, list) or not isinstance(counts, list) or len(clients) != len(counts):
-            raise FleetError(f"{name} sent a malformed list of clients.")
+            raise FleetError(
+                f"{name} sent a malformed list of clients ({wire.CLIENTS} {shown(clients)}, {wire.EXAMPLES} "
+                f"{shown(counts)}): let its ClientApp answer query.identify as FedVeil's does, a number of records for "
+                "each client."
+            )
         for client, count in zip(clients, counts, strict=True):
             if type(client) is not int or client < 0:  # no bools
-                raise FleetError(f"{name} serves client {shown(client)}; clients are numbers from 0.")
+                raise FleetError(
+                    f"{name} serves client {shown(client)}; clients are numbers from 0: let its ClientApp number them "
+                    "so."
+                )
             if client in node_of:
                 raise FleetError(
                     f"client {client} is served by two nodes; give every node its own partition-id."
                 )
             if type(count) is not int or not 1 <= count <= _MOST_RECORDS:
                 raise FleetError(
-                    f"client {client} says it has {shown(count)} records; a client has 1 to {_MOST_RECORDS}."
+                    f"client {client} of {name} says it has {shown(count)} records; a client has 1 to {_MOST_RECORDS}: "
+                    "give it as many, or start the run without it."
                 )
             node_of[client], examples[client] = node, count
     if not node_of:
@@ -103,3 +111,37 @@ def identify(
         f"{sum(examples.values())} records ({min(examples.values())} to {max(examples.values())} a client)"
     )
     return fleet
+
+
+def require_examples(fleet: Fleet, examples: Mapping[int, int]) -> None:
+    """Refuse a fleet whose clients, or their numbers of records, are not those that the server has counted itself.
+
+    A client weighs by its number of records, so a false one would be given nearly all the weight.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    examples : mapping of int to int
+        Number of records of each client.
+
+    Raises
+    ------
+    FleetError
+        Naming clients and nodes.
+    """
+    told = {client: f"client {client} (of node {node})" for client, node in fleet.node_of.items()}
+    missing = sorted(set(examples) - set(told))
+    unknown = sorted(set(told) - set(examples))
+    if missing or unknown:
+        parts = [f"nobody serves client {ranges(missing)}"] if missing else []
+        parts += [f"the data has no {told[client]}" for client in unknown[:1]]
+        raise FleetError(
+            f"the nodes serve {len(told)} clients and the data has {len(examples)}: {' and '.join(parts)}; give all "
+            "nodes the server's data, and every partition-id from 0 on to one of them."
+        )
+    for client, count in sorted(examples.items()):
+        if fleet.examples[client] != count:
+            raise FleetError(
+                f"{told[client]} says it has {fleet.examples[client]} records, and the server's data gives it {count}: "
+                "give that node the data that the server has."
+            )

@@ -8,7 +8,7 @@ __all__ = ["json_number"]
 
 
 def json_number(value: float) -> float | str | None:
-    """The number itself; None for NaN, "inf" for infinity."""
+    """The number itself; None for NaN, "inf" and "-inf" for the infinities."""
     if math.isnan(value):
         return None
-    return value if math.isfinite(value) else "inf"
+    return value if math.isfinite(value) else str(value)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedveil.privacy import Contribution, Known, Plan, next_attribute_clip_norm
+from fedveil.privacy import CONTRIBUTION, QUANTILE, Contribution, Known, Plan, next_attribute_clip_norm
 from fedveil.strategies.replies import TrainReply
 
 __all__ = ["Knowledge"]
@@ -84,11 +84,11 @@ class Knowledge:
         new, shares = [], {}
         for reply in replies:
             for client, values in reply.released.items():
-                if "contribution" in values:
-                    self._vectors[client], self._round_of[client] = values["contribution"], server_round
+                if CONTRIBUTION in values:
+                    self._vectors[client], self._round_of[client] = values[CONTRIBUTION], server_round
                     new.append(client)
-                if "quantile" in values:
-                    shares[client] = values["quantile"][0]
+                if QUANTILE in values:
+                    shares[client] = values[QUANTILE][0]
         if shares:
             # in the order of clients, so that the sum has the same bits however they are grouped on nodes
             clients = sorted(shares)

@@ -11,12 +11,14 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.loss_query import DIFFERENCES, MOMENTS, QUERY_LOSSES, LossQuery, moments_size, split_moments
-from fedveil.privacy import LossReleases, Release
+from fedveil.loss_query import MOMENTS, QUERY_LOSSES, LossQuery, moments_size, split_moments
+from fedveil.privacy import LOSS_DIFFERENCES, LossReleases, Release
 from fedveil.strategies.fleet import Fleet
-from fedveil.strategies.reasons import one_line, ranges
-from fedveil.strategies.replies import BadReply, clients_under
-from fedveil.strategies.roll_call import is_reply_to
+from fedveil.strategies.judging import judge
+from fedveil.strategies.lifetime import live_for
+from fedveil.strategies.reasons import ranges
+from fedveil.strategies.reply_arrays import BadReply, check_code, content_of
+from fedveil.strategies.reply_ledger import clients_under, owed_released, owed_rows
 
 __all__ = ["LossAnswers", "ask_losses"]
 
@@ -40,7 +42,7 @@ class LossAnswers:
     out_of_budget : tuple of int
         Clients whose filter refused.
     failures : tuple of str
-        One sentence for every reply that was missing or refused.
+        One sentence for every reply that was missing or refused, and for every one that was not to be.
     """
 
     vectors: Mapping[int, NDArray[np.float64]]
@@ -83,32 +85,38 @@ def ask_losses(
         )
         for node, clients in by_node.items()
     ]
+
+    def asked(request: Message) -> list[int]:
+        return by_node[request.metadata.dst_node_id]
+
+    def check(reply: Message, request: Message) -> LossAnswers:
+        return _check(
+            reply, query, {client: fleet.examples[client] for client in asked(request)}, plans, code
+        )
+
+    live_for(requests, timeout)
     replies = list(grid.send_and_receive(requests, timeout=timeout)) if requests else []
-    vectors: dict[int, NDArray[np.float64]] = {}
-    releases, assumed = list[Release](), list[Release]()
-    out_of_budget, failures = list[int](), list[str]()
-    for request, clients in zip(requests, by_node.values(), strict=True):
-        # by request, not by sender: the error reply for a dead node does not name it
-        answers = [reply for reply in replies if is_reply_to(reply, request)]
-        try:
-            if not answers:
-                raise BadReply("none came in time")
-            answer = _check(
-                answers[0], query, {client: fleet.examples[client] for client in clients}, plans, code
-            )
-        except BadReply as error:
-            failures.append(f"the reply for clients {ranges(clients)}: {one_line(str(error))}")
-            assumed += [row for client in clients for row in _owed(plans, client, query.round)]
-            continue
-        vectors |= answer.vectors
-        releases += answer.releases
-        out_of_budget += answer.out_of_budget
+    judged = judge(requests, replies, check, lambda request: f"clients {ranges(asked(request))}")
+    good = judged.good.values()
+    vectors = {client: vector for answer in good for client, vector in answer.vectors.items()}
+    # a client answers one question once, so that answers that differ are as many releases, also in a seeded run
+    unseen = judged.assumed(repeats_itself=False)
+    assumed = (
+        row
+        for node, count in unseen.items()
+        for client in by_node[node]
+        for row in _owed(plans, client, query.round) * count
+    )
     return LossAnswers(
         {client: vectors[client] for client in sorted(vectors)},
-        tuple(sorted(releases, key=lambda row: (row.client, row.step))),
+        tuple(
+            sorted(
+                (row for answer in good for row in answer.releases), key=lambda row: (row.client, row.step)
+            )
+        ),
         tuple(assumed),
-        tuple(sorted(out_of_budget)),
-        tuple(failures),
+        tuple(sorted(client for answer in good for client in answer.out_of_budget)),
+        judged.failures,
     )
 
 
@@ -127,37 +135,22 @@ def _check(
         If anything in it is missing, malformed, not finite, of the wrong length, about unknown clients, or if its rows
         are not exactly those of its clients' plans.
     """
-    if message.has_error():
-        raise BadReply(message.error.reason or f"error {message.error.code}")
-    content = message.content if message.has_content() else {}
-    if set(content) != {wire.LEDGER} or wire.LEDGER not in message.content.config_records:
+    content = content_of(message)
+    if set(content) != {wire.LEDGER} or wire.LEDGER not in content.config_records:
         raise BadReply(
             "a reply about losses must hold the ledger rows and what was released, and nothing else"
         )
-    record = message.content.config_records[wire.LEDGER]
-    for key, value in code.items():
-        if record.get(key) != value:
-            raise BadReply(f"it runs other code than the server: {key} {record.get(key)!r}, here {value!r}")
+    record = content.config_records[wire.LEDGER]
+    check_code(record, code)
     took_part, out = clients_under(record, wire.CLIENTS), clients_under(record, wire.OUT_OF_BUDGET)
     if sorted(took_part + out) != sorted(examples):
         raise BadReply(f"it speaks of clients {sorted(took_part + out)}, asked were {sorted(examples)}")
     if out and query.kind == "study":
         raise BadReply("it has clients out of budget, and exact moments have none")
-    rows, released = record.get(wire.ROWS), record.get(wire.RELEASED)
-    if not isinstance(rows, bytes) or not isinstance(released, bytes):
-        raise BadReply("it has no ledger rows, or does not say what was released")
-    try:
-        releases, values = wire.decode_releases(rows), wire.decode_released(released)
-    except wire.MalformedReply as error:
-        raise BadReply(str(error)) from error
-    owed = [row for client in took_part for row in _owed(plans, client, query.round)]
-    # the same arithmetic on both sides, so to the bit
-    if sorted(releases, key=_place) != sorted(owed, key=_place):
-        raise BadReply(f"its {len(releases)} ledger rows are not the {len(owed)} that its clients owe")
-    name = MOMENTS if query.kind == "study" else DIFFERENCES
-    sizes = {client: {name: _size(query, plans, client)} for client in took_part}
-    if {c: {key: len(numbers) for key, numbers in named.items()} for c, named in values.items()} != sizes:
-        raise BadReply("what it released is not what its clients were to release")
+    owed = {client: _owed(plans, client, query.round) for client in took_part}
+    releases = owed_rows(record, owed, query.round)
+    name = MOMENTS if query.kind == "study" else LOSS_DIFFERENCES
+    values = owed_released(record, {client: {name: _size(query, plans, client)} for client in took_part})
     if any(abs(number) > _MOST for named in values.values() for number in named[name]):
         raise BadReply("a released value is beyond all measure")
     vectors = {client: np.array(values[client][name]) for client in took_part}
@@ -172,10 +165,6 @@ def _try_moments(vector: NDArray[np.float64], query: LossQuery, num_records: int
         split_moments(vector, query.pairs, num_records)
     except wire.MalformedReply as error:
         raise BadReply(str(error)) from error
-
-
-def _place(row: Release) -> tuple[int, int, int, str, float, float]:
-    return row.client, row.round, row.step, row.name, row.sensitivity, row.sigma
 
 
 def _size(query: LossQuery, plans: Plans, client: int) -> int:

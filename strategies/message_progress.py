@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedveil.privacy import CohortRelease, Relation, gaussian_epsilon, rounded_up
 from fedveil.strategies.modulated_outcome import ModulatedOutcome
+from fedveil.strategies.time_left import time_left
 
 __all__ = ["MessageProgress"]
 
@@ -84,7 +85,8 @@ class MessageProgress:
             f"{key} {'undefined' if math.isnan(value) else f'{value:.4f}'}"
             for key, value in outcome.evaluation.items()
         ]
-        parts.append(f"{outcome.seconds:.2f} s, {self._left(outcome.server_round)} left")
+        left = time_left(self._seconds, self.num_rounds - outcome.server_round)
+        parts.append(f"{outcome.seconds:.2f} s, {left} left")
         if sigmas:
             parts.append(f"sigma {max(sigmas):.4g}")
         if self.epsilon is None:
@@ -99,8 +101,3 @@ class MessageProgress:
             parts.append(f"failed replies {len(outcome.failures)}")
         self.say(" · ".join(parts))
         return row
-
-    def _left(self, server_round: int) -> str:
-        recent = self._seconds[-5:] if len(self._seconds) < 3 else self._seconds[1:][-5:]
-        seconds = (self.num_rounds - server_round) * sum(recent) / len(recent)
-        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

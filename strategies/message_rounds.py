@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -57,6 +57,10 @@ class Collected:
     messages: FloatArray | None = None
     labels: FloatArray | None = None
 
+    def without_use(self) -> Collected:
+        """The same for a round that nothing is learned from: messages that arrived are spent, and in no estimate."""
+        return replace(self, took_part=self.took_part[:0], lost=(self.took_part, *self.lost))
+
 
 @dataclass(frozen=True, eq=False)
 class MessageRounds:
@@ -87,7 +91,7 @@ class MessageRounds:
     dimension: int
     run: str
     code: Mapping[str, str]
-    variant: str = "main"
+    variant: str = wire.MAIN
     reply: Reply = "sum"
 
     def requests(

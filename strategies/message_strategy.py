@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.moment_sums import SumGrid
-from fedveil.privacy import CohortRelease, Estimate, MessagePlan, ModulatedMoments
+from fedveil.privacy import CohortRelease, MessagePlan, ModulatedMoments
 from fedveil.strategies.attempts import too_few, too_few_left
 from fedveil.strategies.attendance import Attendance, Participation
 from fedveil.strategies.census import Census
@@ -49,12 +49,12 @@ class MessageStrategy(RoundLoop[MessageReply, CohortRelease, ModulatedOutcome]):
     code : mapping of str to str
         Library version and source hash that every reply must carry.
     variant : str
-        Which of the nodes' plans is asked for: "main", or a comparator's.
+        Which of the nodes' plans is asked for: :data:`fedveil.wire.MAIN`, or a comparator's.
     reply : {"sum", "each"}
         What nodes send; the coefficients have the same bits either way.
     participation : {"all", "sampled", "cohorts"}
     fraction_train : float
-        Share of the clients in a round, for "sampled".
+        Share of all clients in a round, for "sampled"; all that are left, where they are fewer.
     ranges : (float64 array (d,), float64 array (d,)), optional
         Estimated center and spread that clients are to scale their features by.
     completed_rounds : int
@@ -77,7 +77,7 @@ class MessageStrategy(RoundLoop[MessageReply, CohortRelease, ModulatedOutcome]):
     streams: Streams
     run: str
     code: Mapping[str, str]
-    variant: str = "main"
+    variant: str = wire.MAIN
     reply: Reply = "sum"
     participation: Participation = "all"
     fraction_train: float = 1.0
@@ -90,7 +90,6 @@ class MessageStrategy(RoundLoop[MessageReply, CohortRelease, ModulatedOutcome]):
     on_repeat: Callable[[int, tuple[CohortRelease, ...]], None] | None = None
 
     coefficients: FloatArray = field(init=False)
-    solved: Estimate | None = field(default=None, init=False)
     moments: ModulatedMoments | None = field(default=None, init=False)
     problem: str | None = field(default=None, init=False)
     projected: bool = field(default=False, init=False)
@@ -178,9 +177,16 @@ class MessageStrategy(RoundLoop[MessageReply, CohortRelease, ModulatedOutcome]):
 
         Raises
         ------
+        ValueError
+            If `config` is not empty: nodes of one-record clients take no settings from a server.
         TooFewReplies
             If they are, in a run of one round.
         """
+        if config:
+            raise ValueError(
+                f"the training config has {', '.join(map(repr, config))}, and nodes of one-record clients take no "
+                "settings from a server: leave train_config out."
+            )
         self._clients = self._attendance.draw(server_round, self._num_rounds)
         self._sent_directions = self._directions(server_round)
         sent = {wire.COEFFICIENTS: self.coefficients, wire.DIRECTIONS: self._sent_directions}
@@ -207,7 +213,7 @@ class MessageStrategy(RoundLoop[MessageReply, CohortRelease, ModulatedOutcome]):
             If clients were asked and no reply was good; in a run of one round (TooFewReplies) also if they are fewer
             than ``min_replies``.
         """
-        self.solved, self.problem, self.projected = None, None, False
+        self.problem, self.projected = None, False
         collected = self._rounds.collect(
             server_round, self._clients, self._asked, replies, repeats_itself=self.streams.is_seeded
         )
@@ -226,9 +232,7 @@ class MessageStrategy(RoundLoop[MessageReply, CohortRelease, ModulatedOutcome]):
             return None, metrics
         nodes = len({request.metadata.dst_node_id for request in self._asked})
         if reason := too_few(collected.num_nodes, nodes, self.min_replies):
-            # messages that arrived and are learned from by nobody: spent, and in no moments
-            nobody, unused = collected.took_part[:0], (collected.took_part, *collected.lost)
-            self._collected = replace(collected, took_part=nobody, lost=unused)
+            self._collected = collected.without_use()
             self._skip(server_round, f"{reason}: the round is skipped")
             return None, metrics
         self._learn(server_round, collected, self._sent_directions)
@@ -313,8 +317,6 @@ class MessageStrategy(RoundLoop[MessageReply, CohortRelease, ModulatedOutcome]):
             directions=None if collected is None else self._sent_directions,
             releases=() if collected is None else self._rounds.sent(server_round, collected.took_part),
             assumed=() if collected is None else self._rounds.sent(server_round, *collected.lost),
-            estimate=self.solved,
-            moments=self.moments,
             num_clients=0 if collected is None else len(collected.took_part),
             out_of_budget=int(self._attendance.stopped.sum()),
             failures=() if collected is None else collected.failures,

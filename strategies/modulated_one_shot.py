@@ -44,6 +44,5 @@ class ModulatedOneShot(ModulatedStrategy):
 
     def _learn(self, server_round: int, collected: Collected, directions: FloatArray) -> None:
         self.moments = self._moments_of(collected, directions)
-        self.solved = one_shot(self.moments.normal_equations(), bound=self.bound, ridge=self.ridge)
-        self.problem = self.solved.problem
-        self.coefficients = self.solved.coefficients
+        solved = one_shot(self.moments.normal_equations(), bound=self.bound, ridge=self.ridge)
+        self.problem, self.coefficients = solved.problem, solved.coefficients

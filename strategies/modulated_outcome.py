@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.privacy import CohortRelease, Estimate, ModulatedMoments
+from fedveil.privacy import CohortRelease
 
 __all__ = ["ModulatedOutcome"]
 
@@ -30,11 +30,6 @@ class ModulatedOutcome:
     assumed : tuple of CohortRelease
         Messages that are in no sum and count as spent: those of clients whose reply is missing or bad, which may have
         left, once for each attempt, and those of a round that was skipped for want of replies.
-    estimate : Estimate or None
-        How the coefficients were solved for, where they were.
-    moments : ModulatedMoments or None
-        What the coefficients were computed from, for intervals: all moments so far in an iterative run. Where clients
-        take part several times they speak of the same records, so that only intervals for target "clients" apply.
     num_clients : int
         Clients that took part.
     out_of_budget : int
@@ -54,8 +49,6 @@ class ModulatedOutcome:
     directions: NDArray[np.float64] | None = None
     releases: tuple[CohortRelease, ...] = ()
     assumed: tuple[CohortRelease, ...] = ()
-    estimate: Estimate | None = None
-    moments: ModulatedMoments | None = None
     num_clients: int = 0
     out_of_budget: int = 0
     failures: tuple[str, ...] = ()

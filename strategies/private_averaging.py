@@ -55,7 +55,7 @@ class PrivateAveraging(RoundLoop[TrainReply, Release, RoundOutcome]):
     code : mapping of str to str
         Library version and source hash that every reply must carry.
     fraction_train : float
-        Share of the clients in a round (Poisson rate with ``central``).
+        Share of all clients in a round, all that are left where they are fewer; the Poisson rate with ``central``.
     local_steps : int
         Releases of a client in a round.
     central : CentralMechanism, optional
@@ -149,8 +149,11 @@ class PrivateAveraging(RoundLoop[TrainReply, Release, RoundOutcome]):
             secret_sample.require_a_node(grid, self.fleet, server_round)
         self._arrays = {name: array.numpy() for name, array in arrays.items()}
         stream = self.streams.stream("client-sampling", round=server_round)
-        sample = sample_poisson if self.central else sample_fixed
-        sampled = sample(self._active(), self.fraction_train, stream)
+        active, share = self._active(), self.fraction_train
+        if self.central:
+            sampled = sample_poisson(active, share, stream)
+        else:
+            sampled = sample_fixed(active, share, len(self.fleet.clients), stream)
         agenda = Agenda.of(
             server_round, sampled, steps=self.local_steps, plans=self.plans, knowledge=self.knowledge
         )

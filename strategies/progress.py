@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fedveil.privacy import (
+    CENTRAL_UPDATE,
+    GRADIENT,
     Guarantee,
     Ledger,
     Relation,
@@ -18,6 +20,7 @@ from fedveil.privacy import (
     rows_under,
 )
 from fedveil.strategies.outcome import RoundOutcome
+from fedveil.strategies.time_left import time_left
 
 __all__ = ["Progress", "weakest_guarantee"]
 
@@ -82,28 +85,32 @@ class Progress:
     def epsilon(self, relation: Relation) -> float | None:
         """Largest epsilon spent by a client under one relation; None when nothing was released under it.
 
-        Never above the budget: rows that were assumed for lost replies can pass it, and the client cannot.
+        Infinite where some release has no bound there. Else never above the budget: rows that were assumed for lost
+        replies can pass it, and the client cannot.
         """
         spent = self._composed(relation)
-        return None if spent is None else min(spent, self.budgets.get(relation, math.inf))
+        if spent is None or math.isinf(spent):
+            return spent
+        return min(spent, self.budgets.get(relation, math.inf))
 
     def _composed(self, relation: Relation) -> float | None:
-        full = [square for (_, key), square in self._squares.items() if key == relation]
-        if not self._sampled:
-            return gaussian_epsilon(math.sqrt(max(full)), self.delta) if full else None
+        squares = {client: square for (client, key), square in self._squares.items() if key == relation}
+        sampled = {client: steps for (client, key), steps in self._sampled.items() if key == relation}
+        if math.inf in squares.values():
+            return math.inf
+        full = [square for client, square in squares.items() if client not in sampled]
         # clients of equal steps share one composition, which takes long
-        schedules = {
-            tuple(sorted((noise, rate, count) for (noise, rate), count in steps.items()))
-            for (_, key), steps in self._sampled.items()
-            if key == relation
-        }
-        return max((composed_epsilon(schedule, self.delta) for schedule in schedules), default=None)
+        schedules = {_schedule(squares.get(client, 0.0), steps) for client, steps in sampled.items()}
+        epsilons = [composed_epsilon(schedule, self.delta) for schedule in schedules]
+        if full:
+            epsilons.append(gaussian_epsilon(math.sqrt(max(full)), self.delta))
+        return max(epsilons, default=None)
 
     def round(self, outcome: RoundOutcome) -> dict[str, float]:
         """Print the round's line and return its row for ``metrics.parquet``."""
         self.restore(outcome.releases + outcome.assumed)
         self._seconds.append(outcome.seconds)
-        sigmas = [row.sigma for row in outcome.releases if row.name in ("gradient", "central-update")]
+        sigmas = [row.sigma for row in outcome.releases if row.name in (GRADIENT, CENTRAL_UPDATE)]
         epsilons = {relation: self.epsilon(relation) for relation in RELATIONS}
         row: dict[str, float] = {
             "round": outcome.server_round,
@@ -118,7 +125,7 @@ class Progress:
             "out-of-budget": len(outcome.out_of_budget),
             "failures": math.nan if self.hides_sample else len(outcome.failures),
         }
-        left = self._seconds_left(outcome.server_round)
+        left = time_left(self._seconds, self.num_rounds - outcome.server_round)
         parts = [f"round {outcome.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}"]
         parts += [f"{key} {value:.4f}" for key, value in outcome.evaluation.items()]
         if not self.hides_sample:
@@ -136,10 +143,13 @@ class Progress:
         self.say(" · ".join(parts))
         return row
 
-    def _seconds_left(self, server_round: int) -> str:
-        recent = self._seconds[-5:] if len(self._seconds) < 3 else self._seconds[1:][-5:]
-        seconds = (self.num_rounds - server_round) * sum(recent) / len(recent)
-        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+def _schedule(
+    square: float, steps: Mapping[tuple[float, float], int]
+) -> tuple[tuple[float, float, int], ...]:
+    """Sampled steps as (noise multiplier, rate, count), and all full-batch rows as one step of the same mu."""
+    full_batch = [(2 / math.sqrt(square), 1.0, 1)] if square else []
+    return (*full_batch, *sorted((noise, rate, count) for (noise, rate), count in steps.items()))
 
 
 def weakest_guarantee(ledger: Ledger, delta: float, relation: Relation, budget_mu: float | None) -> Guarantee:

@@ -25,6 +25,8 @@ FloatArray = NDArray[np.float64]
 
 _CLEAR = 2.0
 """How many times its own noise an estimated variance has to be, to be taken for one."""
+_EXPECTED_SPREAD = 0.5
+"""Standard deviation that a feature on [-1, 1] is expected to have before anything is released of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,25 +37,15 @@ class RangeEstimate:
     ----------
     center, spread : float64 array (d,)
         In the unit of the public standardisation: what clients subtract, and divide by, before they clip.
-    fallback : bool array (d,)
-        Features whose estimate is mostly noise; they have the public center and half the public spread.
     releases, assumed : tuple of CohortRelease
         The messages that the estimate is from, and those that are in no estimate: of missing or bad replies, which may
         have left their clients, once for each attempt, and of too few replies.
-    num_clients, out_of_budget : int
-        Clients that took part, and that say they have spent their budget.
-    failures : tuple of str
-        One sentence for every reply that was missing or refused.
     """
 
     center: FloatArray
     spread: FloatArray
-    fallback: NDArray[np.bool_]
     releases: tuple[CohortRelease, ...] = ()
     assumed: tuple[CohortRelease, ...] = ()
-    num_clients: int = 0
-    out_of_budget: int = 0
-    failures: tuple[str, ...] = ()
 
 
 def range_round(
@@ -68,9 +60,6 @@ def range_round(
     code: Mapping[str, str],
     label_scale: float | None = None,
     largest_label: float | None = None,
-    variant: str = "range",
-    public_center: FloatArray | None = None,
-    public_spread: FloatArray | None = None,
     timeout: float = 3600,
     min_replies: int = 1,
     round_attempts: int = 1,
@@ -90,11 +79,6 @@ def range_round(
         B, the L2 norm to which publicly standardised records are clipped here.
     label_scale, largest_label
         As for the messages of the run; see :class:`fedveil.strategies.ModulatedOneShot`.
-    variant : str
-        The nodes' name of this plan.
-    public_center, public_spread : float64 array (d,), optional
-        What is expected where an estimate is mostly noise, and the most that a spread may be; 0 and 1 when left out,
-        which is right for features standardised to [-1, 1].
     timeout : float
         Seconds that one attempt may take.
     min_replies, round_attempts : int
@@ -127,7 +111,7 @@ def range_round(
         label_scale=label_scale,
         largest_label=largest_label,
     )
-    rounds = MessageRounds(census, plan, "range", sums_grid, dimension, run, code, variant)
+    rounds = MessageRounds(census, plan, "range", sums_grid, dimension, run, code, wire.RANGE)
     clients = np.arange(census.num_clients)
     sent = {wire.COEFFICIENTS: np.zeros(dimension + 1), wire.DIRECTIONS: np.zeros((0, dimension))}
 
@@ -149,10 +133,7 @@ def range_round(
         say(f"ranges: dropped {reason}")
     if len(collected.took_part) and (reason := too_few(collected.num_nodes, census.num_nodes, min_replies)):
         say(f"ranges: {reason}: public ones serve")
-        nobody, unused = collected.took_part[:0], (collected.took_part, *collected.lost)
-        collected = replace(collected, took_part=nobody, lost=unused)
-    center = np.zeros(dimension) if public_center is None else np.asarray(public_center, np.float64)
-    spread = np.ones(dimension) if public_spread is None else np.asarray(public_spread, np.float64)
+        collected = collected.without_use()
     if len(collected.took_part):
         moments = moments_of(
             collected,
@@ -162,9 +143,10 @@ def range_round(
             directions=np.zeros((0, dimension)),
             label_scale=label_scale,
         )
-        center, spread, fallback = ranges_of(moments, center, spread)
+        center, spread, fallback = ranges_of(moments)
     else:
-        fallback, spread = np.ones(dimension, np.bool_), spread / 2
+        center, spread = np.zeros(dimension), np.full(dimension, _EXPECTED_SPREAD)
+        fallback = np.ones(dimension, np.bool_)
     say(
         f"ranges of {dimension} features estimated from {len(collected.took_part)} clients"
         + (
@@ -176,47 +158,41 @@ def range_round(
     return RangeEstimate(
         center=center,
         spread=spread,
-        fallback=fallback,
         releases=rounds.sent(0, collected.took_part),
         assumed=rounds.sent(0, *collected.lost),
-        num_clients=len(collected.took_part),
-        out_of_budget=len(collected.out_of_budget),
-        failures=collected.failures,
     )
 
 
-def ranges_of(
-    moments: ModulatedMoments, public_center: FloatArray, public_spread: FloatArray
-) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
+def ranges_of(moments: ModulatedMoments) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
     """Center, spread and fallback of every feature from moments of messages without a wave: post-processing.
 
     The debiased variance of a feature has, from noise alone, a standard deviation of l = (sigma^2/c^2) sqrt(2/K), and
-    the mean a variance of e = sigma^2/(c^2 K): both known. Expected beforehand is a standard deviation p of half the
-    public spread, and both estimates are drawn to what is expected as far as their noise says: the variance by the
-    factor p^4/(p^4 + l^2), the mean by p^2/(p^2 + e). A variance of at most 2 l is mostly noise: its feature falls back
-    to the public center and p. No spread is above the public one.
+    the mean a variance of e = sigma^2/(c^2 K): both known. Expected beforehand, of a feature that its public range
+    brings to [-1, 1], are a mean of 0 and a standard deviation of p = 1/2, and both estimates are drawn to what is
+    expected as far as their noise says: the variance by the factor p^4/(p^4 + l^2), the mean by p^2/(p^2 + e). A
+    variance of at most 2 l is mostly noise: its feature falls back to 0 and p. No spread is above the public one, 1.
 
     Parameters
     ----------
     moments : ModulatedMoments
         Of publicly standardised, clipped records; they know their noise.
-    public_center, public_spread : float64 array (d,)
 
     Returns
     -------
     center, spread : float64 array (d,)
     fallback : bool array (d,)
+        Features that keep their public range.
     """
     equations = moments.normal_equations()
     mean = equations.covariance[:-1, -1]
     variance = np.diag(equations.covariance)[:-1] - mean**2
     noise = equations.noise_variance * np.sqrt(2 / equations.count)
     # a constant column has variance 0 but for rounding: divided by that, it would be anything
-    fallback = variance <= np.maximum(_CLEAR * noise, 1e-12 * public_spread**2)
-    expected = (public_spread / 2) ** 2
+    fallback = variance <= np.maximum(_CLEAR * noise, 1e-12)
+    expected = _EXPECTED_SPREAD**2
     believed = expected**2 / (expected**2 + noise**2)
     drawn = believed * np.maximum(variance, 0.0) + (1 - believed) * expected
-    spread = np.minimum(np.sqrt(np.where(fallback, expected, drawn)), public_spread)
+    spread = np.minimum(np.sqrt(np.where(fallback, expected, drawn)), 1.0)
     trusted = expected / (expected + equations.noise_variance / equations.count)
-    center = public_center + np.where(fallback, 0.0, trusted * (mean - public_center))
+    center = np.where(fallback, 0.0, trusted * mean)
     return center, spread, fallback

@@ -10,14 +10,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from fedveil import wire
-from fedveil.privacy import Relation, Release
-from fedveil.strategies.planned_rows import same_release, told
+from fedveil.privacy import Release
 from fedveil.strategies.reply_arrays import BadReply, opened, read_array
+from fedveil.strategies.reply_ledger import clients_under, owed_released, owed_rows
 from fedveil.strategies.update_bound import LARGEST_DRAW
 
-__all__ = ["BadReply", "Expected", "TrainReply", "check_reply", "clients_under"]
+__all__ = ["BadReply", "Expected", "TrainReply", "check_reply"]
 
-_ROW_BYTES, _VALUE_BYTES = 1024, 64  # a row and a released value take less, as JSON
 _PER_UNIT = int(wire.to_fixed(np.ones(())))  # steps of the fixed-point grid in 1
 
 
@@ -95,23 +94,9 @@ def check_reply(message: Message, expected: Expected) -> TrainReply:
         num_examples=num_examples,
         took_part=took_part,
         out_of_budget=out_of_budget,
-        releases=_releases(ledger, took_part, expected),
+        releases=owed_rows(ledger, {client: expected.rows[client] for client in took_part}, expected.round),
         released=_released(ledger, took_part, expected),
     )
-
-
-def clients_under(record: ConfigRecord, key: str) -> tuple[int, ...]:
-    """The list of clients that a reply holds under a key.
-
-    Raises
-    ------
-    BadReply
-        If it is something else.
-    """
-    value = record.get(key, [])
-    if not isinstance(value, list) or not all(type(client) is int for client in value):  # no bools
-        raise BadReply(f"{key} must be a list of client numbers")
-    return tuple(int(client) for client in value)
 
 
 def _arrays(
@@ -162,57 +147,9 @@ def _check_updates(
             )
 
 
-def _releases(record: ConfigRecord, took_part: tuple[int, ...], expected: Expected) -> tuple[Release, ...]:
-    payload = record.get(wire.ROWS)
-    if not isinstance(payload, bytes):
-        raise BadReply("it has no ledger rows")
-    owed = sorted((row for client in took_part for row in expected.rows[client]), key=_place)
-    releases = tuple(sorted(_decoded(payload, len(owed)), key=_place))
-    for release in releases:
-        if release.client not in took_part or release.round != expected.round:
-            raise BadReply(f"a ledger row is about client {release.client}, round {release.round}")
-    if [_place(row) for row in releases] != [_place(row) for row in owed]:
-        raise BadReply(
-            f"it brings {len(releases)} ledger rows and owes {len(owed)}: one a release and relation"
-        )
-    for given, planned in zip(releases, owed, strict=True):
-        if not same_release(given, planned):
-            raise BadReply(
-                f"a ledger row of client {given.client} is {told(given)}, and the plan of the run says {told(planned)}"
-            )
-    return releases
-
-
-def _decoded(payload: bytes, num_owed: int) -> tuple[Release, ...]:
-    if len(payload) > _ROW_BYTES * (num_owed + 64):  # a few too many are told as what they are
-        raise BadReply(f"its ledger rows are {len(payload)} bytes, for the {num_owed} rows that it owes")
-    try:
-        return wire.decode_releases(payload)
-    except wire.MalformedReply as error:
-        raise BadReply(str(error)) from error
-
-
-def _place(row: Release) -> tuple[int, str, int, Relation]:
-    return row.client, row.name, row.step, row.relation
-
-
 def _released(record: ConfigRecord, took_part: tuple[int, ...], expected: Expected) -> wire.Released:
-    payload = record.get(wire.RELEASED)
-    if not isinstance(payload, bytes):
-        raise BadReply("it does not say what was released")
     owed = {client: dict(expected.released[client]) for client in took_part if expected.released.get(client)}
-    count = sum(size for sizes in owed.values() for size in sizes.values())
-    if len(payload) > _VALUE_BYTES * (count + 64 * (len(owed) + 1)):
-        raise BadReply(f"what it released is {len(payload)} bytes, for the {count} values that it owes")
-    try:
-        released = wire.decode_released(payload)
-    except wire.MalformedReply as error:
-        raise BadReply(str(error)) from error
-    sizes = {
-        client: {name: len(values) for name, values in named.items()} for client, named in released.items()
-    }
-    if sizes != owed:
-        raise BadReply("what it released beside the update is not what its clients were to release")
+    released = owed_released(record, owed)
     for client, named in released.items():
         for name, values in named.items():
             bound = 1 + LARGEST_DRAW * expected.sigmas.get(client, {}).get(name, 1e99)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil import wire
+from fedveil.strategies.lifetime import live_for
 from fedveil.strategies.reasons import one_line, ranges, shown
 
 __all__ = ["FleetError", "call_roll", "is_reply_to"]
 
 _POLL = 0.05  # seconds between looks at the nodes that have registered
-_MOST_NUMBERS = 5  # of different answers that an error tells
+_MOST_NUMBERS = 5  # of different answers, or of nodes, that an error tells
 
 
 class FleetError(RuntimeError):
@@ -61,8 +62,9 @@ def call_roll(
             f"{len(answers)} nodes answer, and num-partitions is {total} in their --node-config: start as many nodes "
             "as that says, or give every node their number."
         )
-    present = sorted(answers.items(), key=lambda item: _integer(item[1], wire.PARTITION))
-    return [(node, _named(answer, expected, schema), answer) for node, answer in present]
+    numbers = {node: _integer(answer, wire.PARTITION, node) for node, answer in answers.items()}
+    present = sorted(answers, key=numbers.__getitem__)
+    return [(node, _named(numbers[node], answers[node], expected, schema), answers[node]) for node in present]
 
 
 def is_reply_to(reply: Message, request: Message) -> bool:
@@ -73,8 +75,8 @@ def is_reply_to(reply: Message, request: Message) -> bool:
     )
 
 
-def _named(answer: ConfigRecord, expected: Mapping[str, str], schema: str | None) -> str:
-    name = f"node {_integer(answer, wire.PARTITION)}"
+def _named(number: int, answer: ConfigRecord, expected: Mapping[str, str], schema: str | None) -> str:
+    name = f"node {number}"
     for key, value in expected.items():
         if answer.get(key) != value:
             raise FleetError(
@@ -94,8 +96,10 @@ def _named(answer: ConfigRecord, expected: Mapping[str, str], schema: str | None
 def _agreed(answers: Mapping[int, ConfigRecord]) -> int:
     """How many nodes there are to be, as each of them says."""
     said: dict[int, list[int]] = {}
-    for answer in answers.values():
-        said.setdefault(_integer(answer, wire.PARTITIONS), []).append(_integer(answer, wire.PARTITION))
+    for node, answer in answers.items():
+        said.setdefault(_integer(answer, wire.PARTITIONS, node), []).append(
+            _integer(answer, wire.PARTITION, node)
+        )
     if len(said) > 1:
         by_node = sorted((sorted(nodes), total) for total, nodes in said.items())
         told = [f"node {ranges(nodes)}: {total}" for nodes, total in by_node[:_MOST_NUMBERS]]
@@ -122,6 +126,7 @@ def _ask(grid: Grid, nodes: list[int], timeout: float) -> dict[int, ConfigRecord
         Message(RecordDict({wire.CONFIG: ConfigRecord()}), dst_node_id=node, message_type=wire.QUERY_IDENTIFY)
         for node in nodes
     ]
+    live_for(requests, timeout)
     answers: dict[int, ConfigRecord] = {}
     for reply in grid.send_and_receive(requests, timeout=timeout):
         node = next(
@@ -131,19 +136,29 @@ def _ask(grid: Grid, nodes: list[int], timeout: float) -> dict[int, ConfigRecord
             raise FleetError(f"node {node} cannot start: {one_line(reply.error.reason or 'no reason given')}")
         records = reply.content.config_records if reply.has_content() else {}
         if wire.CONFIG not in records:
-            raise FleetError(f"node {node} does not run a FedVeil ClientApp.")
+            raise FleetError(
+                f"node {node} does not run a FedVeil ClientApp: it runs the one that the submitted app names under "
+                "[tool.flwr.app.components], so name FedVeil's there, or one that answers query.identify as it does."
+            )
         answers[node] = records[wire.CONFIG]
     if missing := set(nodes) - set(answers):
         raise FleetError(
-            f"{len(missing)} of {len(nodes)} nodes did not say who they are within {timeout:.0f} s."
+            f"{len(missing)} of {len(nodes)} nodes did not say who they are within {timeout:.0f} s (node "
+            f"{_few(missing)}): look into their logs, and raise round-timeout if they are only slow, or busy with "
+            "another run."
         )
     return answers
 
 
-def _integer(answer: ConfigRecord, key: str) -> int:
+def _few(nodes: Collection[int]) -> str:
+    listed = ", ".join(map(str, sorted(nodes)[:_MOST_NUMBERS]))
+    return f"{listed} and {len(nodes) - _MOST_NUMBERS} more" if len(nodes) > _MOST_NUMBERS else listed
+
+
+def _integer(answer: ConfigRecord, key: str, node: int) -> int:
     value = answer.get(key)
     if type(value) is not int or value < 0:  # no bools
         raise FleetError(
-            f"a node did not say its {key}; set partition-id and num-partitions in its --node-config."
+            f"node {node} did not say its {key}; set partition-id and num-partitions in its --node-config."
         )
     return value

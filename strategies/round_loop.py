@@ -115,7 +115,8 @@ class RoundLoop(Strategy, Generic[Reply, Row, Outcome]):
         timeout : float
             Seconds that one attempt of a round may take.
         train_config : ConfigRecord, optional
-            What nodes are told beside what the strategy tells them.
+            What nodes are told beside what the strategy tells them; strategies whose nodes take no settings from a
+            server refuse any.
         evaluate_config : ConfigRecord, optional
             Not used: nobody is asked to evaluate.
         evaluate_fn : callable, optional

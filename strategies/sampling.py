@@ -1,4 +1,8 @@
-"""Which logical clients take part in a round: drawn from the run's own stream, never from Flower's random node ids."""
+"""Which logical clients take part in a round: drawn from the run's own stream, never from Flower's random node ids.
+
+A fixed share is one of all clients of the run, whoever of them has spent its budget: rounds keep their size for as long
+as so many are left.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,20 @@ from collections.abc import Sequence
 
 from fedveil.streams import Stream
 
-__all__ = ["sample_fixed", "sample_poisson"]
+__all__ = ["sample_fixed", "sample_poisson", "sample_size"]
 
 
-def sample_fixed(clients: Sequence[int], fraction: float, stream: Stream) -> list[int]:
-    """A uniformly random subset of round(fraction * len(clients)) clients, at least one; sorted."""
+def sample_size(fraction: float, num_clients: int, left: int) -> int:
+    """How many of the clients that are left make up a share of all: at least one, if there is one."""
+    return min(left, max(1, round(fraction * num_clients)))
+
+
+def sample_fixed(clients: Sequence[int], fraction: float, num_clients: int, stream: Stream) -> list[int]:
+    """A uniformly random subset of the clients that are left, as many as :func:`sample_size` says; sorted."""
     if fraction == 1:
         return sorted(clients)
-    count = max(1, round(fraction * len(clients)))
     order = stream.permutation(len(clients))
-    return sorted(clients[index] for index in order[:count])
+    return sorted(clients[index] for index in order[: sample_size(fraction, num_clients, len(clients))])
 
 
 def sample_poisson(clients: Sequence[int], rate: float, stream: Stream) -> list[int]:

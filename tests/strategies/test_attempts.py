@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedveil.flower import ErrorCode
 from fedveil.strategies import CentralMechanism, NoGoodReplies
 from fedveil.strategies.attempts import check_attempts
 from fedveil.strategies.judging import TooFewReplies
+from fedveil.strategies.lifetime import live_for
 from fedveil.streams import Streams
 
 NODES = [(101, 102, 103)]
@@ -68,6 +70,38 @@ def test_a_repeated_request_is_the_same_request(scene):
     assert first.content == second.content
     assert first.metadata.message_id != second.metadata.message_id
     assert first.metadata.group_id == second.metadata.group_id
+
+
+def expiry(message: Message, now: float) -> float:
+    return message.metadata.created_at + message.metadata.ttl - now
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_request_lives_until_the_last_attempt_ends_and_not_for_hours(scene, attempts):
+    """As a late reply to an earlier attempt is taken in; a node's clock may be 5 s ahead."""
+    now = time.time()
+    grid = scene.grid(failing(scene, {102: 1, 103: 2}), looks=NODES)
+    scene.run(scene.strategy(round_attempts=attempts), grid, timeout=200.0)
+    left = [expiry(message, now) for message in grid.sent]
+    given = [600] * 3 + [400] * 2 + [200] if attempts == 3 else [200] * 3
+    assert all(seconds + 5 <= found < seconds + 100 for seconds, found in zip(given, left, strict=True))
+
+
+def test_the_time_that_passed_since_a_request_was_made_does_not_shorten_its_life(scene):
+    request = scene.request([0, 1])
+    request.metadata.created_at -= 1000
+    now = time.time()
+    live_for([request], 30.0)
+    assert 35 <= expiry(request, now) < 130
+
+
+def test_the_superlinks_answer_for_an_expired_request_is_a_failed_reply(scene, bits):
+    alone = bits(scene.run(scene.strategy(), scene.grid(scene.honest)).arrays)
+    expired = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable: it may have expired due to its TTL")
+    grid = scene.grid(failing(scene, {102: 1}, expired), looks=NODES)
+    assert bits(scene.run(scene.strategy(round_attempts=2), grid).arrays) == alone
+    (failure,) = scene.outcomes[-1].failures
+    assert failure.startswith("the reply for clients 2-3 in attempt 1: Message Unavailable")
 
 
 def test_without_a_failure_nobody_is_asked_again(scene):
@@ -316,7 +350,6 @@ def test_a_round_of_messages_with_too_few_replies_is_skipped_and_spent(town):
     assert ended.tobytes() == start.coefficients.tobytes()  # the nodes fail once in each round
     assert skipped.releases == ()
     assert sorted(itertools.chain(*(c.clients.tolist() for c in skipped.assumed))) == list(range(300))
-    assert skipped.moments is None
     assert (skipped.num_clients, len(skipped.failures)) == (0, 2)
     reason = "1 of 3 nodes sent something to average, and min-replies is 2"
     assert f"round 1: {reason}: the round is skipped, and the model stays" in town.said

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedveil import wire
 from fedveil.flower import ErrorCode
 from fedveil.strategies import Fleet, FleetError, identify
+from fedveil.strategies.fleet import require_examples
 
 NODES = (907, 13, 550)
 """Flower's ids are random; node number i of the run is the i-th here."""
@@ -57,6 +61,13 @@ def test_every_node_is_asked_once_and_nothing_else(meet):
     meet()
     asked = [(message.metadata.dst_node_id, message.metadata.message_type) for message in meet.grid.sent]
     assert sorted(asked) == sorted((node, wire.QUERY_IDENTIFY) for node in NODES)
+
+
+def test_the_question_expires_when_its_answers_are_no_longer_waited_for(meet):
+    now = time.time()
+    meet(timeout=20.0)
+    for request in meet.grid.sent:
+        assert 20 + 5 <= request.metadata.created_at + request.metadata.ttl - now < 20 + 100
 
 
 def test_it_waits_until_all_nodes_have_registered(meet):
@@ -144,7 +155,9 @@ def test_a_client_twice_on_one_node_is_refused(meet, scene):
     [(0, wire.PARTITION), (1, wire.PARTITION), (0, wire.PARTITIONS), (1, wire.PARTITIONS)],
 )
 def test_a_node_without_its_number_is_told_how_to_give_it(meet, scene, key, value, index):
-    with pytest.raises(FleetError, match=f"did not say its {key}; set partition-id and num-partitions"):
+    with pytest.raises(
+        FleetError, match=f"node {NODES[index]} did not say its {key}; set partition-id and num-partitions"
+    ):
         meet({index: lambda: honest_answer(index, scene, **{key: value})})
 
 
@@ -179,7 +192,9 @@ def test_a_malformed_answer_is_refused(meet, scene, name):
     [RecordDict(), RecordDict({"config": MetricRecord({"x": 1})}), RecordDict({"answer": ConfigRecord({})})],
 )
 def test_a_node_that_is_not_fedveils_is_refused(meet, content):
-    with pytest.raises(FleetError, match="node 13 does not run a FedVeil ClientApp"):
+    with pytest.raises(
+        FleetError, match=r"node 13 does not run a FedVeil ClientApp: .* name FedVeil's there"
+    ):
         meet({1: lambda: content})
 
 
@@ -202,9 +217,38 @@ def test_a_node_that_fails_is_named_with_its_reason(meet, index):
         meet({index: lambda: error})
 
 
-def test_a_node_that_does_not_answer_is_counted(meet):
-    with pytest.raises(FleetError, match="1 of 3 nodes did not say who they are within 5 s"):
+def test_nodes_that_do_not_answer_are_named(meet):
+    words = r"1 of 3 nodes did not say who they are within 5 s \(node 907\): look into their logs, and raise round-t"
+    with pytest.raises(FleetError, match=words):
         meet({0: lambda: None})
+    with pytest.raises(FleetError, match=r"2 of 3 nodes .* \(node 13, 550\)"):
+        meet({1: lambda: None, 2: lambda: None})
+
+
+def test_a_fleet_that_is_as_the_server_has_counted_it_is_accepted(scene):
+    require_examples(scene.fleet(), dict(reversed(scene.examples.items())))
+
+
+def test_a_node_that_claims_other_numbers_of_records_than_the_server_counts_is_refused(scene):
+    """It would be given nearly all the weight."""
+    fleet = replace(scene.fleet(), examples={**scene.examples, 3: 2**30})
+    words = r"client 3 \(of node 102\) says it has 1073741824 records, and the server's data gives it 40: give that"
+    with pytest.raises(FleetError, match=words):
+        require_examples(fleet, scene.examples)
+
+
+def test_clients_that_nobody_serves_or_that_the_data_does_not_have_are_named(scene):
+    fleet, examples = scene.fleet(), dict(scene.examples)
+    with pytest.raises(
+        FleetError, match=r"6 clients and the data has 8: nobody serves client 6-7; give all nodes"
+    ):
+        require_examples(fleet, {**examples, 6: 1, 7: 1})
+    del examples[4]
+    words = (
+        r"6 clients and the data has 6: nobody serves client 9 and the data has no client 4 \(of node 103\)"
+    )
+    with pytest.raises(FleetError, match=words):
+        require_examples(fleet, {**examples, 9: 1})
 
 
 def test_nodes_that_never_come_end_the_wait(meet):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -119,6 +122,75 @@ def test_what_a_silent_node_may_have_sent_counts_as_spent(scene: Any, answer: An
     assert answers.assumed == tuple(row for c in (2, 3) for row in plans(scene)[c].releases(c, 9))
     (reason,) = answers.failures
     assert reason.startswith("the reply for clients 2")
+
+
+@pytest.mark.parametrize("factor", [1 - 2.0**-52, 1 + 2.0**-52])
+@pytest.mark.parametrize("number", ["sensitivity", "sigma"])
+def test_a_row_that_another_kind_of_machine_has_computed_may_differ_in_its_last_bits(
+    scene: Any, factor: float, number: str
+) -> None:
+    rows = _rows(lambda rows: [replace(row, **{number: factor * getattr(row, number)}) for row in rows[::-1]])
+    answers = ask(scene, lambda request: rows(honest(scene, request)))
+    assert (answers.failures, answers.assumed) == ((), ())
+    assert list(answers.vectors) == list(range(6))
+    assert [(row.client, row.step) for row in answers.releases] == [
+        (client, step) for client in range(6) for step in range(2)
+    ]
+
+
+class Twice:
+    """A grid that gives a second reply to the request of the first node, before or after its own."""
+
+    def __init__(
+        self, scene: Any, second: Callable[[RecordDict], RecordDict], *, first: bool, node: int
+    ) -> None:
+        self.scene, self.second, self.first, self.node = scene, second, first, node
+
+    def __call__(self, found: list[Message]) -> list[Message]:
+        own = found[0]
+        more = copy.deepcopy(own)
+        more.__dict__["_content"] = self.second(own.content)
+        more.metadata.__dict__["_src_node_id"] = self.node
+        return [more, *found] if self.first else [*found, more]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_answers_that_contradict_each_other_are_all_dropped_and_count_as_releases(
+    scene: Any, first: bool
+) -> None:
+    other = Twice(scene, _values(lambda values: [values[0] + 1, *values[1:]]), first=first, node=101)
+    answers = ask(scene, lambda request: honest(scene, request), arrange=other)
+    assert list(answers.vectors) == [2, 3, 4, 5]
+    assert "contradict each other" in answers.failures[0]
+    assert Counter(answers.assumed) == Counter(
+        2 * [row for client in (0, 1) for row in plans(scene)[client].releases(client, 9)]
+    )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_node_cannot_answer_for_another(scene: Any, first: bool) -> None:
+    other = Twice(scene, _values(lambda values: [values[0] + 1, *values[1:]]), first=first, node=102)
+    answers = ask(scene, lambda request: honest(scene, request), arrange=other)
+    assert list(answers.vectors[0]) == vector(0)
+    assert list(answers.vectors) == list(range(6))
+    assert answers.failures == ("the reply for clients 0-1: node 102 sent it, and node 101 was asked",)
+    assert answers.assumed == ()
+
+
+@pytest.mark.parametrize("key", ["rows", "released"])
+def test_more_bytes_than_owed_are_not_decoded(scene: Any, key: str) -> None:
+    long = _ledger(**{key: b"[" + b" " * 100_000 + b"]"})
+    answers = ask(scene, lambda request: long(honest(scene, request)))
+    assert len(answers.failures) == 3
+    assert "100002 bytes, for the" in answers.failures[0]
+
+
+def test_the_question_expires_when_its_answers_are_no_longer_waited_for(scene: Any) -> None:
+    now = time.time()
+    ask(scene, lambda request: honest(scene, request))
+    for request in scene.sent:
+        left = request.metadata.created_at + request.metadata.ttl - now
+        assert 5 + 5 <= left < 5 + 100  # a node's clock may be 5 s ahead
 
 
 def _ledger(**values: Any) -> Callable[[RecordDict], RecordDict]:

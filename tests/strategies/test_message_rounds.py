@@ -270,3 +270,16 @@ def test_every_node_is_asked_once_for_its_own_clients(town):
 def test_a_label_bound_goes_with_labels_in_the_clear_only(town):
     with pytest.raises(ValueError, match=r"largest_label = 8\.0 is not allowed where labels are noised"):
         town.one_shot(1, town.plan(label_privacy=True), label_scale=4.0)
+
+
+def test_settings_beside_the_strategys_own_are_refused_before_anybody_is_asked(town):
+    plan = town.plan()
+    grid = town.grid(1, plan)
+    start = ArrayRecord({wire.COEFFICIENTS: Array(np.zeros(4))})
+    with pytest.raises(
+        ValueError, match="the training config has 'note', and nodes of one-record clients take no"
+    ):
+        town.one_shot(1, plan).start(grid, start, train_config=ConfigRecord({"note": "lost"}))
+    assert grid.sent == []
+    town.one_shot(1, plan).start(grid, start, train_config=ConfigRecord())
+    assert len(grid.sent) == 1

@@ -171,6 +171,55 @@ def test_a_client_whose_noise_changes_is_not_taken_for_one_whose_noise_does_not(
     assert_figures_are_the_ledgers(progress, releases, ("attribute", "record"))
 
 
+@pytest.mark.parametrize("seed", [0, 1, 4, 5])
+def test_sampled_and_full_batch_rows_in_any_mix_come_to_the_ledgers_epsilon(seed):
+    rng = np.random.default_rng(seed)
+    progress, releases = Progress(4, DELTA, {}, say=lambda line: None), []
+    for server_round in range(1, 5):
+        rows = [
+            row
+            for client in range(3)
+            if rng.random() < 0.8
+            for row in StepMechanism(
+                50,
+                1.0,
+                float(rng.choice([0.03, 0.05, 0.2])),
+                sampling_rate=float(rng.choice([0.1, 0.3, 1.0])),
+            ).releases(client, server_round, 0)
+        ]
+        releases += rows
+        progress.round(outcome(server_round, rows))
+    assert {row.sampling_rate == 1 for row in releases} == {True, False}
+    assert_figures_are_the_ledgers(progress, releases, ("attribute", "record"))
+
+
+def test_a_full_batch_row_is_counted_beside_sampled_ones():
+    rows = [*subsampled_rows(1, [0]), Release(0, 1, -1, "statistics", "record", 2.0, 1.0)]
+    progress = Progress(3, DELTA, {}, say=lambda line: None)
+    progress.restore(rows)
+    assert progress.epsilon("record") >= gaussian_epsilon(2.0, DELTA)
+    assert_figures_are_the_ledgers(progress, rows, ("attribute", "record"))
+
+
+@pytest.mark.parametrize("budgets", [{}, {"record": 1.0}], ids=["no budget", "a budget"])
+@pytest.mark.parametrize(
+    "others", [[], subsampled_rows(1), attribute_rows(1)], ids=["alone", "sampled", "full"]
+)
+def test_a_release_without_a_bound_leaves_no_epsilon(others, budgets):
+    said = []
+    progress = Progress(3, DELTA, budgets, say=said.append)
+    rows = [
+        *others,
+        Release(0, 1, 5, "statistics", "attribute", 1.0, 9.0),
+        Release(0, 1, 5, "more", "record", 1.0, 9.0),
+    ]
+    row = progress.round(outcome(1, rows))
+    assert weakest_guarantee(Ledger(tuple(rows)), DELTA, "record", None).epsilon == math.inf
+    assert row["epsilon-record"] == math.inf
+    assert "eps(record) inf" in said[0]
+    assert math.isfinite(row["epsilon-attribute"])
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_the_trusted_servers_epsilon_is_the_ledgers(rate):
     mechanism = CentralMechanism(1.0, 3.0, rate, 10)

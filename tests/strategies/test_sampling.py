@@ -20,12 +20,13 @@ def stream(round: int = 1, seed: int = 0):
 
 @given(
     st.lists(st.integers(0, 10**6), unique=True, min_size=1, max_size=60),
+    st.integers(0, 60),
     st.floats(0, 1, exclude_min=True),
     st.integers(0, 2**32),
 )
-def test_a_fixed_sample_has_its_size_and_no_client_twice(clients, fraction, seed):
-    sample = sample_fixed(clients, fraction, stream(seed=seed))
-    assert len(sample) == max(1, round(fraction * len(clients)))
+def test_a_fixed_sample_is_a_share_of_all_clients_and_has_no_client_twice(clients, spent, fraction, seed):
+    sample = sample_fixed(clients, fraction, len(clients) + spent, stream(seed=seed))
+    assert len(sample) == min(len(clients), max(1, round(fraction * (len(clients) + spent))))
     assert sample == sorted(set(sample))
     assert set(sample) <= set(clients)
 
@@ -36,13 +37,13 @@ def test_all_clients_are_sampled_without_a_draw():
 
     from fedveil.streams import Stream
 
-    assert sample_fixed([3, 1, 2], 1.0, Stream(fail)) == [1, 2, 3]
+    assert sample_fixed([3, 1, 2], 1.0, 4, Stream(fail)) == [1, 2, 3]
 
 
 def test_every_subset_is_equally_likely():
     """Chi-square over the 15 pairs of 6 clients in 15,000 rounds; false alarm 1e-7."""
     clients = [4, 8, 15, 16, 23, 42]
-    counts = Counter(tuple(sample_fixed(clients, 1 / 3, stream(round))) for round in range(15_000))
+    counts = Counter(tuple(sample_fixed(clients, 1 / 3, 6, stream(round))) for round in range(15_000))
     assert set(counts) == set(combinations(clients, 2))
     assert stats.chisquare(list(counts.values())).pvalue > 1e-7
 
@@ -98,6 +99,15 @@ def test_the_sample_does_not_depend_on_node_ids_or_their_number(scene, central):
     assert len({tuple(clients) for clients in asked[0]}) > 5
 
 
+@pytest.mark.parametrize(("spent", "asked"), [((), 3), ((0, 1), 3), ((0, 1, 2, 3), 2)])
+def test_a_round_asks_a_share_of_all_clients_whoever_has_spent_its_budget(scene, spent, asked):
+    strategy = scene.strategy(fraction_train=0.5, out_of_budget=spent)
+    requests = strategy.configure_train(1, scene.start(), {}, scene.grid(scene.honest))
+    clients = {client for request in requests for client in request.content["config"]["clients"]}
+    assert len(clients) == asked
+    assert not clients & set(spent)
+
+
 def test_another_seed_samples_others():
-    samples = {tuple(sample_fixed(range(30), 0.5, stream(seed=seed))) for seed in range(20)}
+    samples = {tuple(sample_fixed(range(30), 0.5, 30, stream(seed=seed))) for seed in range(20)}
     assert len(samples) == 20
