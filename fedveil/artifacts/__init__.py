@@ -3,7 +3,7 @@
 from fedveil.artifacts.arrays_file import DamagedFile, decode_arrays, encode_arrays
 from fedveil.artifacts.atomic import WriteFailed, write_bytes, write_text
 from fedveil.artifacts.checkpoint import Checkpoint
-from fedveil.artifacts.cohort_table import cohort_table, cohorts_of
+from fedveil.artifacts.cohort_table import cohort_table
 from fedveil.artifacts.config_file import ConfigMismatch, differing_keys, require_same_config
 from fedveil.artifacts.ledger_table import (
     ledger_table,
@@ -12,10 +12,19 @@ from fedveil.artifacts.ledger_table import (
     table_bytes,
     table_from_bytes,
 )
-from fedveil.artifacts.node_ledger import LifetimeExceeded, NodeLedger, Past, ReplayMismatch
+from fedveil.artifacts.node_ledger import (
+    BindingMismatch,
+    LifetimeExceeded,
+    NodeLedger,
+    Past,
+    ReplayMismatch,
+)
+from fedveil.artifacts.node_tables import NODE_LEDGER
 from fedveil.artifacts.run_folder import RunFolder, RunFolderError
 
 __all__ = [
+    "NODE_LEDGER",
+    "BindingMismatch",
     "Checkpoint",
     "ConfigMismatch",
     "DamagedFile",
@@ -27,7 +36,6 @@ __all__ = [
     "RunFolderError",
     "WriteFailed",
     "cohort_table",
-    "cohorts_of",
     "decode_arrays",
     "differing_keys",
     "encode_arrays",

@@ -122,7 +122,9 @@ def decode_checkpoint(data: bytes, source: object) -> Checkpoint:
             assumed=assumed,
         )
     except (KeyError, json.JSONDecodeError) as error:
-        raise DamagedFile(f"{source} is not a checkpoint: it lacks {error}.") from error
+        raise DamagedFile(
+            f"{source} is not a checkpoint (it lacks {error}): restore it or start anew."
+        ) from error
 
 
 def _ledger(

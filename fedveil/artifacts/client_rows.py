@@ -11,13 +11,12 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from fedveil.artifacts.arrays_file import DamagedFile
+from fedveil.artifacts.node_tables import TERMS, damaged
 from fedveil.privacy import Relation, Release, squared_mu
 
 __all__ = ["Past", "ReplayMismatch", "attempts", "earlier", "insert", "messages_of", "round_up"]
 
-_TERMS = "relation, sensitivity, sigma, chosen, sampling_rate"
-_RELEASE = f"client, round, step, name, {_TERMS}"
+_RELEASE = f"client, round, step, name, {TERMS}"
 
 
 class ReplayMismatch(ValueError):
@@ -35,7 +34,7 @@ class Past:
 
     def spent(self) -> dict[Relation, float]:
         """Sums of mu^2; see :meth:`fedveil.artifacts.NodeLedger.spent`."""
-        query = f"""SELECT round, attempt, step, name, {_TERMS} FROM releases
+        query = f"""SELECT round, attempt, step, name, {TERMS} FROM releases
                     WHERE run = ?1 AND client = ?2 AND (?3 IS NULL OR round <> ?3)
                     ORDER BY round, attempt, step, name, relation"""
         rows = self.database.execute(query, self._key).fetchall()
@@ -91,14 +90,15 @@ def _one_round(client: int, rows: list[Release]) -> int:
         )
     if len({(row.step, row.name, row.relation) for row in rows}) < len(rows):
         raise ValueError(
-            f"client {client} has two rows of one step, release and relation in round {min(rounds)}."
+            f"client {client} has two rows of one step, release and relation in round {min(rounds)}: give each a step "
+            "of its own."
         )
     return rounds.pop()
 
 
 def _digest_of(client: int, digests: Mapping[int, str]) -> str:
     if not digests.get(client):
-        raise ValueError(f"client {client} has ledger rows but no digest of its message.")
+        raise ValueError(f"client {client} has ledger rows but no digest of its message: give one.")
     return digests[client]
 
 
@@ -131,10 +131,7 @@ def _release(row: tuple[Any, ...]) -> Release:
     try:
         return Release(**dict(zip(_RELEASE.split(", "), row, strict=True)))
     except (TypeError, ValueError) as error:
-        raise DamagedFile(
-            f"this node's ledger, node-ledger.sqlite, holds what FedVeil never writes ({error}): restore its last good "
-            "copy."
-        ) from error
+        raise damaged(error) from error
 
 
 def _total(kinds: Mapping[tuple[tuple[Any, ...], ...], int]) -> dict[Relation, float]:

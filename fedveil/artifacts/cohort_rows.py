@@ -25,7 +25,7 @@ from fedveil.artifacts.client_rows import ReplayMismatch, round_up
 from fedveil.client_mask import pack_clients, unpack_clients
 from fedveil.privacy import CohortRelease, PrivacyFilter, Relation, Release, squared_mu
 
-__all__ = ["Alike", "Sent", "add", "affordable", "alike", "alike_of", "earlier", "spent_of", "unsent"]
+__all__ = ["Alike", "Sent", "add", "affordable", "alike", "alike_of", "earlier", "unsent"]
 
 _ROW = "round, digests, step, name, relation, sensitivity, sigma, chosen, sampling_rate, clients"
 _LARGEST_CLIENT = 2**40
@@ -187,24 +187,6 @@ def unsent(run: str, sent: Sent, before: Iterable[Sent]) -> Sent:
                 "start a new run."
             )
     return Sent({start: sent.digests[start] for start in new}, CohortRelease(release, clients))
-
-
-def spent_of(clients: NDArray[np.int64], relation: Relation, before: Iterable[Alike]) -> NDArray[np.float64]:
-    """Sum of mu^2 of each client under a relation, exact and rounded up; infinite where some release bounds nothing.
-
-    Parameters
-    ----------
-    clients : int64 array (k,)
-        Strictly increasing.
-    relation : {"record", "attribute", "client"}
-    before : iterable of Alike
-
-    Returns
-    -------
-    float64 array (k,)
-    """
-    history, sums = _histories(_counts(clients, before), clients.size, relation)
-    return sums[history]
 
 
 def affordable(

@@ -101,7 +101,8 @@ def releases_of(table: pa.Table) -> tuple[tuple[Release, ...], tuple[Release, ..
     names = ledger_schema().names
     if table.schema.names != names:
         raise DamagedFile(
-            f"a ledger has the columns {', '.join(names)}; got {', '.join(table.schema.names)}."
+            f"a ledger has the columns {', '.join(names)}, got {', '.join(table.schema.names)}: restore the file or "
+            "start anew."
         )
     fields: dict[str, list[Any]] = table.drop_columns(["mu"]).rename_columns({"release": "name"}).to_pydict()
     sources = fields.pop("source")
@@ -110,7 +111,9 @@ def releases_of(table: pa.Table) -> tuple[tuple[Release, ...], tuple[Release, ..
         for source, *values in zip(sources, *fields.values(), strict=True):
             parts[source].append(Release(**dict(zip(fields, values, strict=True))))
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedFile(f"a row of the ledger is not a release: {error}") from error
+        raise DamagedFile(
+            f"a row of the ledger is not a release ({error}): restore the file or start anew."
+        ) from error
     return tuple(parts["reply"]), tuple(parts["assumed"])
 
 

@@ -21,13 +21,11 @@ from typing import Any
 import numpy as np
 
 from fedveil.artifacts import cohort_rows
-from fedveil.artifacts.arrays_file import DamagedFile
 from fedveil.artifacts.cohort_rows import Alike
+from fedveil.artifacts.node_tables import TERMS, damaged
 from fedveil.privacy import RELATIONS, BudgetExceeded, Relation, Release, squared_mu
 
 __all__ = ["LifetimeExceeded", "Square", "book", "refuse_excess", "spent_by_run"]
-
-_TERMS = "relation, sensitivity, sigma, chosen, sampling_rate"
 
 Square = Fraction | float
 """A sum of mu^2; a float only where it is infinite."""
@@ -55,7 +53,7 @@ def spent_by_run(database: sqlite3.Connection, relation: Relation) -> dict[str, 
     query = "SELECT run, mu FROM bookings WHERE relation = ?"
     for run, mu in database.execute(query, (relation,)):
         if type(mu) is not float or not mu >= 0:
-            raise _damaged(f"a booking of {mu!r}")
+            raise damaged(f"a booking of {mu!r}")
         found[run].append(Fraction(mu) ** 2 if math.isfinite(mu) else math.inf)
     return {run: max(squares) for run, squares in found.items()}
 
@@ -91,19 +89,13 @@ def book(database: sqlite3.Connection, run: str, costs: Mapping[Relation, float]
         )
 
 
-def _damaged(what: object) -> DamagedFile:
-    return DamagedFile(
-        f"this node's ledger, node-ledger.sqlite, holds what FedVeil never writes ({what}): restore its last good copy."
-    )
-
-
 def _names(database: sqlite3.Connection, table: str) -> list[str]:
     return [run for (run,) in database.execute(f"SELECT DISTINCT run FROM {table} ORDER BY run").fetchall()]
 
 
 def _single_clients(database: sqlite3.Connection) -> Iterator[tuple[str, Counter[tuple[Terms, ...]]]]:
     """Run and releases of every client that has rows of its own: their rows' terms, and how many are alike."""
-    query = f"""SELECT run, client, round, attempt, step, name, {_TERMS} FROM releases
+    query = f"""SELECT run, client, round, attempt, step, name, {TERMS} FROM releases
                 ORDER BY run, client, round, attempt, step, name, relation"""
     for (run, _), rows in groupby(database.execute(query), key=lambda row: row[:2]):
         events = groupby(rows, key=lambda row: row[:6])
@@ -144,7 +136,7 @@ def _square(rows: tuple[Terms, ...], relation: Relation) -> Square:
             Release(0, 0, 0, "any", bound, sensitivity, sigma) for bound, sensitivity, sigma, _, _ in rows
         ]
     except (TypeError, ValueError) as error:
-        raise _damaged(error) from error
+        raise damaged(error) from error
     # noise that was chosen by looking at private data proves nothing, whatever it was
     if any(chosen == "data-dependent" for _, _, _, chosen, _ in rows):
         return math.inf

@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.artifacts import client_rows, cohort_rows, lifetime
-from fedveil.artifacts.atomic import sync_folder, write_failures_named
+from fedveil.artifacts.arrays_file import DamagedFile
+from fedveil.artifacts.atomic import create, remove_drafts, sync_folder, write_failures_named
 from fedveil.artifacts.client_rows import Past, ReplayMismatch
 from fedveil.artifacts.cohort_rows import Sent
 from fedveil.artifacts.lifetime import LifetimeExceeded, Square
-from fedveil.artifacts.node_tables import make_tables
+from fedveil.artifacts.node_tables import make_tables, upgrade_tables
 from fedveil.artifacts.sqlite_file import connected, transaction
 from fedveil.privacy import BudgetExceeded, CohortRelease, Relation, Release
 from fedveil.privacy.domain import positive
 
-__all__ = ["LifetimeExceeded", "NodeLedger", "Past", "ReplayMismatch"]
+__all__ = ["BindingMismatch", "LifetimeExceeded", "NodeLedger", "Past", "ReplayMismatch"]
+
+
+class BindingMismatch(ValueError):
+    """What a run's clients are is not what it was when the run was first asked for."""
 
 
 class NodeLedger:
@@ -42,7 +46,8 @@ class NodeLedger:
     Raises
     ------
     DamagedFile
-        If the file is something else than a node's ledger.
+        If the file is something else than a node's ledger, or empty, as a copy that was cut short may be: taken for a
+        new one, every budget would be whole again.
     WriteFailed
         If the system refuses.
     """
@@ -53,11 +58,20 @@ class NodeLedger:
         with write_failures_named(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # never open and close one that exists: that drops the locks which SQLite holds in this process
-            with suppress(FileExistsError):
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            is_new = not os.path.lexists(self.path)
+            if is_new:
+                create(self.path, self._fill)
+            found = os.stat(self.path)
+            if is_new or found.st_nlink > 1:
+                remove_drafts(self.path)
             sync_folder(self.path.parent)
+        if found.st_size == 0:
+            raise DamagedFile(
+                f"{self.path} is empty, and FedVeil never leaves a node's ledger empty: restore its last good copy, or "
+                "delete it if this node has never released anything."
+            )
         with transaction(self.path) as database:
-            make_tables(database, self.path)
+            upgrade_tables(database, self.path)
 
     def record(
         self,
@@ -203,30 +217,6 @@ class NodeLedger:
             before = cohort_rows.alike(database, run, cohort.release.round if replay else None)
             return cohort_rows.affordable(cohort, budget, before)
 
-    def spent_each(
-        self, run: str, clients: NDArray[np.int64], relation: Relation, *, except_round: int | None = None
-    ) -> NDArray[np.float64]:
-        """Sum mu^2 over the releases of each client of cohorts under one relation; rounded up.
-
-        Parameters
-        ----------
-        run : str
-            Name of the run.
-        clients : int64 array (k,)
-            Strictly increasing.
-        relation : Relation
-            Infinite where some release has no bound under it.
-        except_round : int, optional
-            Leave this round out.
-
-        Returns
-        -------
-        float64 array (k,)
-        """
-        with connected(self.path) as database:
-            before = cohort_rows.alike(database, run, except_round)
-            return cohort_rows.spent_of(clients, relation, before)
-
     def cohort_releases(self, run: str | None = None) -> tuple[CohortRelease, ...]:
         """Return the releases of cohorts of one run or all runs, every attempt, by run and round."""
         with connected(self.path) as database:
@@ -276,7 +266,7 @@ class NodeLedger:
 
         Raises
         ------
-        ValueError
+        BindingMismatch
             If it was something else before.
         WriteFailed
             If the system refuses.
@@ -286,7 +276,7 @@ class NodeLedger:
             database.execute("INSERT OR IGNORE INTO bindings VALUES (?, ?, ?)", (run, what, digest))
             query = "SELECT digest FROM bindings WHERE run = ? AND what = ?"
             if database.execute(query, (run, what)).fetchone() != (digest,):
-                raise ValueError(
+                raise BindingMismatch(
                     f"{what} of run {run!r} was another before, so that its clients may be other records: restore it, "
                     "or start a new run."
                 )
@@ -347,6 +337,10 @@ class NodeLedger:
         """
         with connected(self.path) as database:
             return client_rows.earlier(database, run, client)
+
+    def _fill(self, draft: Path) -> None:
+        with transaction(draft, named=self.path) as database:
+            make_tables(database)
 
 
 def _check_name(run: str) -> None:

@@ -1,4 +1,4 @@
-"""The tables of a node's ledger, and how a file of an earlier version gets those it lacks."""
+"""The file of a node's ledger: its name, its tables, and how one of an earlier version gets those it lacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 
 from fedveil.artifacts.arrays_file import DamagedFile
 
-__all__ = ["make_tables"]
+__all__ = ["NODE_LEDGER", "TERMS", "damaged", "make_tables", "upgrade_tables"]
+
+NODE_LEDGER = "node-ledger.sqlite"
+"""Name of the file of a node, or of all nodes of a simulated run."""
+
+TERMS = "relation, sensitivity, sigma, chosen, sampling_rate"
+"""Columns that say what a release costs, of single clients and of cohorts."""
 
 _VERSION = 4
 _RELEASES = (
@@ -49,12 +55,16 @@ _BOOKINGS = (
     ) WITHOUT ROWID""",
 )
 _ALL = (_RELEASES, _NOTES, _COHORTS, _BOOKINGS)
-_SINCE = {version: _ALL[version:] for version in range(_VERSION)}
-"""Tables that a file of each earlier version lacks; 0 is a new one."""
+"""What each version added, the first one first."""
 
 
-def make_tables(database: sqlite3.Connection, path: Path) -> None:
-    """Make the tables that are missing, in an open transaction.
+def make_tables(database: sqlite3.Connection) -> None:
+    """Make the tables of a new ledger, in an open transaction."""
+    _make(database, _ALL)
+
+
+def upgrade_tables(database: sqlite3.Connection, path: Path) -> None:
+    """Make the tables that a ledger of an earlier version lacks, in an open transaction.
 
     Raises
     ------
@@ -62,12 +72,22 @@ def make_tables(database: sqlite3.Connection, path: Path) -> None:
         If the file is something else than a node's ledger, or one of a version to come.
     """
     version = database.execute("PRAGMA user_version").fetchone()[0]
-    tables = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     if version == _VERSION:
         return
-    if version not in _SINCE or (version == 0 and tables > 0):
+    if not 0 < version < _VERSION:
         raise DamagedFile(f"{path} is not a node ledger of version {_VERSION}: choose another file.")
-    for statements in _SINCE[version]:
+    _make(database, _ALL[version:])
+
+
+def damaged(what: object) -> DamagedFile:
+    """The error of a ledger with a row that cannot be one."""
+    return DamagedFile(
+        f"this node's ledger, {NODE_LEDGER}, holds what FedVeil never writes ({what}): restore its last good copy."
+    )
+
+
+def _make(database: sqlite3.Connection, tables: tuple[tuple[str, ...], ...]) -> None:
+    for statements in tables:
         for statement in statements:
             database.execute(statement)
     database.execute(f"PRAGMA user_version = {_VERSION}")

@@ -29,9 +29,10 @@ from fedveil.artifacts.checkpoint import Checkpoint, CheckpointEncoder, decode_c
 from fedveil.artifacts.config_file import format_config, parse_config
 from fedveil.artifacts.ledger_table import ledger_table, sorted_ledger, table_bytes
 from fedveil.artifacts.metrics_table import metrics_table
-from fedveil.artifacts.readable import RunFolderError, read_file
+from fedveil.artifacts.node_tables import NODE_LEDGER
+from fedveil.artifacts.readable import RunFolderError, is_there, read_file
 from fedveil.artifacts.trajectory import keep_model, kept_models
-from fedveil.artifacts.writer_lock import acquire
+from fedveil.artifacts.writer_lock import acquire, give_back
 from fedveil.privacy import Ledger, Release
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ __all__ = ["Checkpoint", "RunFolder", "RunFolderError"]
 CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parquet", "model.safetensors"
 TRAJECTORY = "trajectory"
 CHECKPOINT = Path("checkpoint") / "last.safetensors"
-_DOCUMENTS = ("node-ledger.sqlite", "contributions.json", "estimate.json", "membership.json")
+CONTRIBUTIONS, ESTIMATE, MEMBERSHIP = "contributions", "estimate", "membership"  # documents of both apps
+_OTHERS = (NODE_LEDGER, *(f"{name}.json" for name in (CONTRIBUTIONS, ESTIMATE, MEMBERSHIP)))
 _LOCK = Path("checkpoint") / "lock"
 _SECRETS = Path("checkpoint") / "secrets.toml"
 
@@ -118,10 +120,14 @@ class RunFolder:
             broken.
         """
         folder = cls(Path(path).absolute())
-        if not folder.path.is_dir():
-            raise RunFolderError(f"{folder.path} is not a folder: give the folder of the run to resume.")
-        if not (folder.path / CONFIG).is_file():
-            raise RunFolderError(f"{folder.path} is not the folder of a run (it has no {CONFIG}).")
+        if not os.path.isdir(folder.path):
+            raise RunFolderError(
+                f"{folder.path} is not a folder that this user can see: give the folder of the run to resume."
+            )
+        if not is_there(folder.path / CONFIG):
+            raise RunFolderError(
+                f"{folder.path} is not the folder of a run (it has no {CONFIG}): give that of the run to resume."
+            )
         if folder.is_finished:
             raise RunFolderError(f"the run in {folder.path} is finished (it has a {MODEL}): start a new run.")
         _ = folder.config  # broken settings are told now
@@ -130,7 +136,7 @@ class RunFolder:
         with write_failures_named(folder.path):
             remove_leftovers(folder.path)
             remove_leftovers(folder.path / CHECKPOINT.parent)
-            if (folder.path / TRAJECTORY).is_dir():
+            if is_there(folder.path / TRAJECTORY):
                 remove_leftovers(folder.path / TRAJECTORY)
         return folder
 
@@ -141,8 +147,14 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the model is there, the last file that a run writes."""
-        return (self.path / MODEL).is_file()
+        """Whether the model is there, the last file that a run writes.
+
+        Raises
+        ------
+        RunFolderError
+            If the system does not say.
+        """
+        return is_there(self.path / MODEL)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -171,7 +183,7 @@ class RunFolder:
             If the file cannot be read.
         """
         file = self.path / _SECRETS
-        if not file.exists():
+        if not is_there(file):
             return {}
         try:
             return parse_config(read_file(file).decode())
@@ -204,7 +216,7 @@ class RunFolder:
             If the system cannot read it.
         """
         file = self.path / CHECKPOINT
-        data = read_file(file) if file.exists() else None
+        data = read_file(file) if is_there(file) else None
         return None if data is None else decode_checkpoint(data, file)
 
     def finish(
@@ -271,7 +283,9 @@ class RunFolder:
             If something of a run is in it.
         """
         if self.is_finished or self.load_checkpoint() is not None:
-            raise RunFolderError(f"the run in {self.path} has begun: its folder is not removed.")
+            raise RunFolderError(
+                f"the run in {self.path} has begun, and its folder is not removed: resume it, or remove it yourself."
+            )
         with write_failures_named(self.path):
             shutil.rmtree(self.path)
 
@@ -326,7 +340,7 @@ class RunFolder:
             If the system refuses.
         """
         parts = name.split("/")
-        own = {CONFIG, METRICS, LEDGER, MODEL, CHECKPOINT.parent.name, TRAJECTORY, *_DOCUMENTS}
+        own = {CONFIG, METRICS, LEDGER, MODEL, CHECKPOINT.parent.name, TRAJECTORY, *_OTHERS}
         plain = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", part) for part in parts)
         if not plain or len(parts) > 2 or parts[0].lower() in own:
             raise RunFolderError(f"{name!r} is no name for a further result of a run: choose another.")
@@ -347,7 +361,7 @@ class RunFolder:
             If the file cannot be read.
         """
         file = self.path / f"{name}.json"
-        if not file.exists():
+        if not is_there(file):
             return None
         try:
             found: dict[str, Any] = json.loads(read_file(file))
@@ -369,16 +383,18 @@ class RunFolder:
 
     def _refuse_finished(self) -> None:
         if self.is_finished:
-            raise RunFolderError(f"the run in {self.path} is finished: nothing is written to it any more.")
+            raise RunFolderError(
+                f"the run in {self.path} is finished, and nothing is written to it any more: start a new run."
+            )
 
     def _locked(self) -> RunFolder:
         with write_failures_named(self.path):
-            descriptor = acquire(self.path / _LOCK)
-        if descriptor is None:
+            lock = acquire(self.path / _LOCK)
+        if lock is None:
             raise RunFolderError(
                 f"another process still writes to {self.path}: wait for it or end it, then resume."
             )
-        weakref.finalize(self, os.close, descriptor)
+        weakref.finalize(self, give_back, lock)
         return self
 
 

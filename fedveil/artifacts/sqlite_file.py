@@ -16,12 +16,19 @@ _PATIENCE = 60.0  # seconds to wait for other processes that write
 
 
 @contextmanager
-def connected(path: Path) -> Iterator[sqlite3.Connection]:
-    """A new connection, closed at the end of the block.
+def connected(path: Path, *, named: Path | None = None) -> Iterator[sqlite3.Connection]:
+    """A new connection to a file that is there, closed at the end of the block.
 
     A new one each time: a connection must cross neither a fork nor a thread, and opening one costs less than
     one sync. The journal is a file that exists during a transaction only, so that the database at rest is one
     file.
+
+    Parameters
+    ----------
+    path : Path
+        Absolute.
+    named : Path, optional
+        What errors call the file, where its path says nothing to a person.
 
     Raises
     ------
@@ -30,8 +37,10 @@ def connected(path: Path) -> Iterator[sqlite3.Connection]:
     WriteFailed
         If the disk is full, the file cannot be opened or written, or another process keeps it locked.
     """
+    place = f"{path.as_uri()}?mode=rw"  # SQLite would make an empty file where there is none
+    path = named or path
     try:
-        with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as database:
+        with closing(sqlite3.connect(place, timeout=_PATIENCE, isolation_level=None, uri=True)) as database:
             # EXTRA: with FULL a power cut can bring the deleted journal back, and undo the transaction
             database.execute("PRAGMA synchronous = EXTRA")
             yield database
@@ -47,15 +56,20 @@ def connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def transaction(path: Path) -> Iterator[sqlite3.Connection]:
+def transaction(path: Path, *, named: Path | None = None) -> Iterator[sqlite3.Connection]:
     """A connection in a transaction that is on disk after the block; after an error nothing of it is.
+
+    Parameters
+    ----------
+    path, named
+        As for :func:`connected`.
 
     Raises
     ------
     DamagedFile, WriteFailed
         As :func:`connected` does.
     """
-    with connected(path) as database:
+    with connected(path, named=named) as database:
         database.execute("BEGIN IMMEDIATE")  # the lock comes before the first look: no writer in between
         yield database
         database.execute("COMMIT")  # an error on the way here closes the connection, which rolls back

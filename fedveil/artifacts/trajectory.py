@@ -47,7 +47,8 @@ def keep_model(place: Path, round: int, arrays: Mapping[str, NDArray[Any]], *, k
         write_bytes(place / _name(round), encode_arrays(arrays, {"round": int(round)}))
         size = max(1, sum(np.asarray(array).nbytes for array in arrays.values()))
         kept = min(keep, max(_LEAST, _LARGEST // size))
-        for old in sorted(place.glob(_FILES))[:-kept]:
+        models = sorted((file for file in place.glob(_FILES) if _round_of(file) >= 0), key=_round_of)
+        for old in models[:-kept]:
             old.unlink(missing_ok=True)
 
 
@@ -62,7 +63,7 @@ def kept_models(place: Path) -> list[tuple[int, dict[str, NDArray[Any]]]]:
         If the system cannot read one.
     """
     found = []
-    for file in sorted(place.glob(_FILES)):
+    for file in sorted(place.glob(_FILES), key=_round_of):
         arrays, note = decode_arrays(read_file(file), file)
         if not isinstance(note.get("round"), int) or file.name != _name(note["round"]):
             raise DamagedFile(f"{file} is not the model after the round that it is named for: restore it.")
@@ -72,3 +73,9 @@ def kept_models(place: Path) -> list[tuple[int, dict[str, NDArray[Any]]]]:
 
 def _name(round: int) -> str:
     return f"round-{round:06d}.safetensors"
+
+
+def _round_of(file: Path) -> int:
+    """The round that a file is named for, by number: a name of seven digits sorts before one of six. -1 if none."""
+    number = file.name.removeprefix("round-").removesuffix(".safetensors")
+    return int(number) if number.isdecimal() and file.name == _name(int(number)) else -1

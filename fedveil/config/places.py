@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedveil.artifacts import Checkpoint, RunFolder, require_same_config
+from fedveil.artifacts import NODE_LEDGER, Checkpoint, RunFolder, require_same_config
 from fedveil.config.base import RunConfig
 from fedveil.config.errors import ConfigError
 
@@ -28,15 +28,17 @@ __all__ = [
 def hosted_clients(num_clients: int, partition_id: int, num_partitions: int) -> Sequence[int]:
     """The consecutive logical clients that one node serves, all through the run.
 
+    Parameters
+    ----------
+    num_clients : int
+    partition_id, num_partitions : int
+        As :func:`place_of_node` gives them.
+
     Raises
     ------
     ConfigError
-        If there are more nodes than clients, or the node's number is not among them.
+        If there are more nodes than clients.
     """
-    if not 0 <= partition_id < num_partitions:
-        raise ConfigError(
-            f"partition-id = {partition_id} must lie between 0 and num-partitions - 1 = {num_partitions - 1}."
-        )
     if num_partitions > num_clients:
         raise ConfigError(
             f"{num_partitions} nodes for {num_clients} clients: start at most one node a client "
@@ -100,12 +102,12 @@ def ledger_path(config: RunConfig, run: str, *, simulated: bool) -> Path:
     if not simulated:
         return node_ledger_path()
     folder = Path(config.resume) if config.resume else output_root(config) / run
-    return folder / "node-ledger.sqlite"
+    return folder / NODE_LEDGER
 
 
 def node_ledger_path() -> Path:
     """Where a real node's ledger lies, of all its runs."""
-    return home() / "node-ledger.sqlite"
+    return home() / NODE_LEDGER
 
 
 def secret_keys(config: RunConfig) -> set[str]:
@@ -143,7 +145,7 @@ def require_same_hash(config: RunConfig, checkpoint: Checkpoint, folder: Path) -
 def check_writable(config: RunConfig) -> None:
     """Refuse a place for run folders that cannot be written to, before anybody works for it."""
     place = output_root(config)
-    while not place.exists():
+    while not os.path.exists(place):  # Path.exists raises where a folder on the way is closed to this user
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"output-dir: nothing can be written to {place}; choose another folder.")

@@ -15,6 +15,7 @@ need of a finished run, also long after it.
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -154,7 +155,7 @@ def find_app(name_or_path: str) -> App:
     apps = built_in_apps() if Path(name_or_path).name == name_or_path else {}
     folder = apps.get(name_or_path, Path(name_or_path).expanduser()).resolve()
     file = folder / "pyproject.toml"
-    if not file.is_file():
+    if not os.path.isfile(file):
         advice = nearest(name_or_path, built_in_apps())
         raise BadInput(
             f"{name_or_path!r} is neither an app of FedVeil nor a folder with a pyproject.toml; {advice}"

@@ -146,7 +146,8 @@ def _policy() -> str:
 def _ledger() -> str:
     """A node that cannot write down what leaves it lets nothing leave."""
     path = node_ledger_path()
-    place = path if path.exists() else _existing(path.parent)
+    there = os.path.exists(path)
+    place = path if there else _existing(path.parent)
     if not os.access(place, os.W_OK):
         raise RuntimeError(
             f"{place} cannot be written by this user, so that no release can leave: change its owner."
@@ -156,7 +157,7 @@ def _ledger() -> str:
         raise RuntimeError(
             f"{free:.2f} GB free at {place}; a node's ledger needs {_LEDGER_GIGABYTES:g} GB: make room."
         )
-    runs = len(NodeLedger(path).spent_by_run("record")) if path.exists() else 0
+    runs = len(NodeLedger(path).spent_by_run("record")) if there else 0
     return f"{path}, {runs} run(s), {free:.1f} GB free"
 
 
@@ -174,7 +175,7 @@ def _free_disk() -> str:
 
 
 def _existing(place: Path) -> Path:
-    """The innermost folder of a path that exists."""
-    while not place.exists():
+    """The innermost folder of a path that exists, as far as this user can see."""
+    while not os.path.exists(place):
         place = place.parent
     return place

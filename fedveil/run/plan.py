@@ -119,7 +119,7 @@ def plan_run(
 def _settings_of_run(app: App, folder: str) -> dict[str, Value]:
     """What the run in this folder was started with, where it differs from the app's defaults."""
     run = RunFolder(Path(folder).expanduser().absolute())
-    if not (run.path / "config.toml").is_file():
+    if not os.path.isfile(run.path / "config.toml"):
         raise BadInput(f"{folder} is not the folder of a run: it has no config.toml.")
     unknown = [key for key, _ in flatten(run.config) if key not in app.defaults]
     if unknown:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from fedveil.artifacts import NodeLedger
+from fedveil.artifacts.readable import is_there
 from fedveil.clients.policy import Policy, read_policy
 from fedveil.config.node_policy import policy_path
 from fedveil.config.places import node_ledger_path
@@ -42,13 +43,13 @@ def explain_policy(file: str | None, *, say: Callable[[str], None], check: bool 
     ------
     BadPolicy
         If there is a file and it cannot be used.
-    DamagedFile, WriteFailed
+    DamagedFile, WriteFailed, RunFolderError
         If the node's ledger cannot be read.
     """
     path = policy_path() if file is None else Path(file).absolute()
     policy = None if path is None else read_policy(path)
     say(
-        "no policy: this node serves every run, but none without noise"
+        "no policy: this node serves every run, but none without noise or under noise that proves nothing"
         if path is None
         else f"{path}: can be used"
     )
@@ -57,7 +58,7 @@ def explain_policy(file: str | None, *, say: Callable[[str], None], check: bool 
     for line in [] if policy is None else _rules(policy):
         say(f"  {line}")
     ledger = node_ledger_path()
-    if not ledger.exists():
+    if not is_there(ledger):
         say(f"nothing has been spent: there is no ledger at {ledger} yet")
         return
     say(f"spent over all runs, by {ledger}:")
@@ -79,6 +80,10 @@ def _rules(policy: Policy) -> list[str]:
     lines = [f"{what}: {', '.join(allowed) if allowed else 'no rule'}" for what, allowed in words.items()]
     if policy.privacy is None:
         lines[1] = "who may add the noise: clients or the server"
+    if "unproven" in (policy.privacy or ()):
+        lines.append(
+            "unproven: noise may follow from records and be read off what it hides; nothing is promised"
+        )
     lines.append(f"fewest records: {policy.min_records or 'no rule'}")
     for relation, epsilon in policy.epsilon or ():
         lines.append(

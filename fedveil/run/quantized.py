@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +44,7 @@ def quantize_run(
         As the hook says.
     """
     folder = RunFolder(Path(path).expanduser().absolute())
-    if not (folder.path / "config.toml").is_file():
+    if not os.path.isfile(folder.path / "config.toml"):
         raise BadInput(f"{path} is not the folder of a run: it has no config.toml.")
     if not folder.is_finished:
         raise BadInput(f"the run in {folder.path} is not finished: resume it first.")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.artifacts import Checkpoint, RunFolder, RunFolderError
+from fedveil.artifacts import Checkpoint, NodeLedger, RunFolder, RunFolderError
 from fedveil.privacy import Release
 
-CALLS = ("open", "fsync", "replace", "rename", "mkdir", "unlink")
+CALLS = ("open", "fsync", "link", "replace", "rename", "mkdir", "unlink")
 
 
 def release(client: int, round: int) -> Release:
@@ -148,7 +148,24 @@ def create(root: Path) -> None:
     assert call >= 5
 
 
+def ledger(root: Path) -> None:
+    """A node's ledger that is there is whole, and the next to come has one and removes what was left."""
+    seen, call, killed = set(), 0, True
+    while killed:
+        call += 1
+        file = root / str(call) / "ledger.sqlite"
+        killed = killed_before(call, lambda file=file: NodeLedger(file))
+        seen.add(file.exists())
+        assert not file.exists() or file.stat().st_size > 0, "an empty file is where the ledger should be"
+        made = NodeLedger(file)
+        made.record("run", {3: "a"}, [release(3, 1)], replay=False)
+        assert [path.name for path in file.parent.iterdir()] == ["ledger.sqlite"]
+        assert NodeLedger(file).count("run", 3) == 1
+    assert seen == {False, True}
+    assert call >= 6, "folder, lock, draft, link, draft removed, folder synced"
+
+
 if __name__ == "__main__":
-    {"replace-checkpoint": replace_checkpoint, "finish": finish, "create": create}[sys.argv[1]](
-        Path(sys.argv[2])
-    )
+    {"replace-checkpoint": replace_checkpoint, "finish": finish, "create": create, "ledger": ledger}[
+        sys.argv[1]
+    ](Path(sys.argv[2]))

@@ -54,25 +54,39 @@ def test_rows_are_there_for_another_object_when_record_returns(tmp_path: Path) -
     assert again.notes("run") == {(3, 1): "2 of 3 were clipped"}
 
 
+def admitted(ledger: Any, run: str, wanted: CohortRelease, budget: float, **told: Any) -> list[bool]:
+    """Which clients can make a release where mu^2 of all may add up to the budget."""
+    relation = {wanted.release.relation: math.sqrt(budget)}
+    return ledger.affordable(run, wanted, **{"replay": False, **told}, budget=relation).tolist()  # type: ignore[no-any-return]
+
+
 def test_each_client_has_its_own_sum(ledger: NodeLedger | MemoryLedger) -> None:
+    # mu^2 is 0.09 for each: the clients 0 to 3 have spent once, thrice, once, never
     for number, clients in enumerate(([0, 1], [1, 2], [1])):
         record(ledger, "run", f"d{number}", cohort(clients, number), replay=False, budget={})
-    spent = ledger.spent_each("run", np.arange(4), "attribute")
-    assert spent == pytest.approx(np.array([0.09, 0.27, 0.09, 0.0]), rel=1e-14)
-    assert ledger.spent_each("run", np.arange(4), "attribute", except_round=1)[1] == pytest.approx(
-        0.18, rel=1e-14
-    )
-    assert ledger.spent_each("run", np.array([1]), "record").tolist() == [math.inf]
-    assert ledger.spent_each("other", np.arange(4), "attribute").tolist() == [0.0] * 4
+    wanted = cohort(range(4), 9)
+    assert admitted(ledger, "run", wanted, 0.1) == [False, False, False, True]
+    assert admitted(ledger, "run", wanted, 0.2) == [True, False, True, True]
+    assert admitted(ledger, "run", wanted, 0.35) == [True, False, True, True]
+    assert admitted(ledger, "run", wanted, 0.37) == [True] * 4
+    assert admitted(ledger, "other", wanted, 0.1) == [True] * 4
+    # the rows of a round that a seeded run replays are no past
+    again = cohort(range(4), 1)
+    assert admitted(ledger, "run", again, 0.28) == [True, False, True, True]
+    assert admitted(ledger, "run", again, 0.28, replay=True) == [True] * 4
+    # and rows under the attribute relation bound nothing under the record relation
+    whole = cohort(range(4), 9, relation="record")
+    assert admitted(ledger, "run", whole, 1e9) == [False, False, False, True]
 
 
-def test_a_sum_is_exact_and_rounded_up(ledger: NodeLedger | MemoryLedger) -> None:
+def test_a_sum_is_exact(ledger: NodeLedger | MemoryLedger) -> None:
     sigmas = [3 + k / 7 for k in range(25)] + [3.0] * 4
     for number, sigma in enumerate(sigmas):
         record(ledger, "run", f"d{number}", cohort([7], number, sigma=sigma), replay=False, budget={})
-    exact = sum((1 / Fraction(sigma)) ** 2 for sigma in sigmas)
-    spent = Fraction(float(ledger.spent_each("run", np.array([7]), "attribute")[0]))
-    assert exact <= spent <= exact * (1 + Fraction(1, 2**50))
+    exact = float(sum((1 / Fraction(sigma)) ** 2 for sigma in [*sigmas, 3.0]))
+    wanted = cohort([7], 99, sigma=3.0)
+    assert admitted(ledger, "run", wanted, exact * (1 + 1e-14)) == [True]
+    assert admitted(ledger, "run", wanted, exact * (1 - 1e-14)) == [False]
 
 
 @settings(deadline=None)
@@ -80,23 +94,21 @@ def test_a_sum_is_exact_and_rounded_up(ledger: NodeLedger | MemoryLedger) -> Non
     st.lists(st.tuples(st.sets(st.integers(0, 12)), st.sampled_from([3.0, 4.0, 7.5])), max_size=8),
     st.integers(0, 8),
 )
-def test_sums_and_budgets_are_those_of_the_filter_client_by_client(sends, except_round):
+def test_budgets_are_those_of_the_filter_client_by_client(sends, round):
     ledger = MemoryLedger()
     rows: dict[int, list[Release]] = {client: [] for client in range(13)}
-    for round, (members, sigma) in enumerate(sends):
-        sent = cohort(sorted(members), round, sigma=sigma)
-        record(ledger, "run", f"d{round}", sent, replay=False, budget={})
+    for number, (members, sigma) in enumerate(sends):
+        sent = cohort(sorted(members), number, sigma=sigma)
+        record(ledger, "run", f"d{number}", sent, replay=False, budget={})
         for client in members:
             rows[client].append(sent.of(client))
-    spent = ledger.spent_each("run", np.arange(13), "attribute", except_round=except_round)
-    for client in range(13):
-        past = [row for row in rows[client] if row.round != except_round]
-        assert spent[client] == pytest.approx(squared_mu(past, "attribute"), rel=1e-15)
-    wanted = cohort(range(13), 99)
-    allowed = ledger.affordable("run", wanted, replay=False, budget=BUDGET)
-    for client in range(13):
-        past = {"attribute": squared_mu(rows[client], "attribute")}
-        assert allowed[client] == PrivacyFilter(BUDGET, past).admits([wanted.of(client)])  # type: ignore[arg-type]
+    wanted = cohort(range(13), round)
+    for replay in (False, True):
+        allowed = ledger.affordable("run", wanted, replay=replay, budget=BUDGET)
+        for client in range(13):
+            past = [row for row in rows[client] if not (replay and row.round == round)]
+            spent = {"attribute": squared_mu(past, "attribute")}
+            assert allowed[client] == PrivacyFilter(BUDGET, spent).admits([wanted.of(client)])  # type: ignore[arg-type]
 
 
 def test_a_client_that_cannot_pay_is_named_and_nothing_is_added(ledger: NodeLedger | MemoryLedger) -> None:

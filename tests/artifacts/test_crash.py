@@ -14,7 +14,7 @@ from fedveil.artifacts import NodeLedger, RunFolder
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("scenario", ["replace-checkpoint", "finish", "create"])
+@pytest.mark.parametrize("scenario", ["replace-checkpoint", "finish", "create", "ledger"])
 def test_a_kill_before_any_single_call_to_the_system_leaves_old_or_new(scenario: str, tmp_path: Path) -> None:
     command = [sys.executable, HERE / "killed_writer.py", scenario, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

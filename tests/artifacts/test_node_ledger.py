@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sqlite3
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -238,6 +240,108 @@ def test_a_file_that_is_no_node_ledger_is_named_and_left_alone(tmp_path: Path) -
     database.close()
     with pytest.raises(DamagedFile, match=r"foreign.sqlite is not a node ledger of version 4"):
         NodeLedger(foreign)
+
+
+# an empty file is no ledger
+
+
+def test_an_empty_file_is_refused_and_left_alone_for_it_may_be_a_copy_that_was_cut_short(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "ledger.sqlite"
+    file.write_bytes(b"")
+    with pytest.raises(
+        DamagedFile, match=r"ledger.sqlite is empty, .* or delete it if this node has never released anything"
+    ):
+        NodeLedger(file)
+    assert file.read_bytes() == b""
+    file.unlink()
+    assert NodeLedger(file).releases() == []
+
+
+@pytest.mark.parametrize("kept", [1, 99, 100, 4096, 8192])
+def test_a_ledger_that_was_cut_short_anywhere_is_refused(ledger: NodeLedger, kept: int) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=False)
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole[:kept])
+    with pytest.raises(DamagedFile, match=r"ledger.sqlite is not a node ledger (or is damaged|of version)"):
+        NodeLedger(ledger.path)
+    assert ledger.path.read_bytes() == whole[:kept]
+
+
+def test_a_database_without_tables_is_no_new_ledger(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    with sqlite3.connect(file) as database:
+        database.execute("VACUUM")
+    database.close()
+    assert file.stat().st_size > 0
+    with pytest.raises(DamagedFile, match="is not a node ledger of version 4"):
+        NodeLedger(file)
+
+
+def test_a_ledger_that_is_deleted_under_a_node_lets_nothing_leave_and_no_empty_file_is_put_there(
+    ledger: NodeLedger,
+) -> None:
+    ledger.record("run", {3: "a"}, [row(3, 1)], replay=False)
+    ledger.path.unlink()
+    with pytest.raises(
+        WriteFailed, match=r"ledger.sqlite could not be used \(unable to open database file\)"
+    ):
+        ledger.record("run", {3: "b"}, [row(3, 2)], replay=False)
+    assert list(ledger.path.parent.iterdir()) == []
+
+
+@pytest.fixture(params=["links", "no links"])
+def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems without hard links, such as FAT's, and those with."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if request.param == "no links":
+        monkeypatch.setattr(os, "link", refused)
+
+
+@pytest.mark.usefixtures("file_system")
+def test_a_ledger_that_another_makes_at_the_same_time_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, barrier = tmp_path / "ledger.sqlite", threading.Barrier(8)
+    errors: list[BaseException] = []
+    lexists = os.path.lexists
+
+    def together(path: object) -> bool:
+        there = lexists(path)  # type: ignore[arg-type]
+        if not barrier.broken and not there:
+            with suppress(threading.BrokenBarrierError):
+                barrier.wait(5)  # all have seen that there is none
+            barrier.abort()
+        return there
+
+    def node(client: int) -> None:
+        try:
+            NodeLedger(file).record("run", {client: "a"}, [row(client, 1)], replay=False)
+        except BaseException as error:
+            errors.append(error)
+
+    monkeypatch.setattr(os.path, "lexists", together)
+    nodes = [threading.Thread(target=node, args=(client,)) for client in range(8)]
+    for thread in nodes:
+        thread.start()
+    for thread in nodes:
+        thread.join()
+    assert errors == []
+    assert {release.client for release in NodeLedger(file).releases()} == set(range(8))
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.sqlite"]
+
+
+@pytest.mark.usefixtures("file_system")
+def test_a_path_with_any_characters_holds_a_whole_ledger_of_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "50% [of] a #node?" / "ledger *.sqlite"
+    NodeLedger(file).record("run", {3: "a"}, [row(3, 1)], replay=False)
+    assert NodeLedger(file).count("run", 3) == 1
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
 def as_version_1(path: Path) -> None:

@@ -97,7 +97,10 @@ def test_the_limit_never_keeps_more_than_was_asked_for(tmp_path: Path) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(keep=st.integers(1, 6), rounds=st.lists(st.integers(0, 120_000), min_size=1, max_size=8))
+@given(
+    keep=st.integers(1, 6),
+    rounds=st.lists(st.integers(0, 120_000) | st.integers(999_990, 1_000_010), min_size=1, max_size=8),
+)
 def test_the_largest_numbers_of_rounds_stay_whatever_their_order(
     tmp_path_factory: pytest.TempPathFactory, keep: int, rounds: list[int]
 ) -> None:
@@ -107,6 +110,28 @@ def test_the_largest_numbers_of_rounds_stay_whatever_their_order(
         keep_model(place, round, {"w": np.zeros(1, np.float32)}, keep=keep)
         stay = sorted({*stay, round})[-keep:]
     assert rounds_in(place) == stay
+
+
+def test_the_millionth_round_comes_after_the_one_before(tmp_path: Path) -> None:
+    for round in range(999_997, 1_000_002):
+        keep_model(tmp_path, round, {"w": np.zeros(1, np.float32)}, keep=3)
+    assert rounds_in(tmp_path) == [999_999, 1_000_000, 1_000_001]
+    assert (tmp_path / "round-999999.safetensors").is_file()
+    assert (tmp_path / "round-1000000.safetensors").is_file()
+
+
+def test_a_file_of_another_kind_in_the_folder_is_neither_removed_nor_read_as_a_model(tmp_path: Path) -> None:
+    own = tmp_path / "round-best.safetensors"
+    own.write_bytes(b"mine")
+    for round, arrays in course(range(4)).items():
+        keep_model(tmp_path, round, arrays, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "round-000002.safetensors",
+        "round-000003.safetensors",
+        "round-best.safetensors",
+    ]
+    with pytest.raises(DamagedFile, match=re.escape(str(own))):
+        kept_models(tmp_path)
 
 
 def test_a_damaged_model_is_named(tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def test_a_run_without_a_bound_is_told_as_what_it_is(home: Path) -> None:
 
 def test_a_node_without_a_policy_and_without_a_ledger_is_told(home: Path) -> None:
     result = invoke()
-    assert "no policy: this node serves every run, but none without noise" in result.stdout
+    assert (
+        "no policy: this node serves every run, but none without noise or under noise that proves nothing"
+        in result.stdout
+    )
     assert "nothing has been spent" in result.stdout
     assert list(home.iterdir()) == []
     assert invoke("--check").exit_code == 0
@@ -85,6 +88,11 @@ def test_a_policy_that_is_named_and_missing_fails_the_check(
 def test_trust_in_the_server_is_told_in_words(home: Path) -> None:
     (home / "policy.toml").write_text('privacy = ["central"]\ndelta = 1e-5\nepsilon = {client = 2.0}\n')
     assert "trusts the server" in invoke().stdout
+
+
+def test_noise_that_proves_nothing_is_told_in_words(home: Path) -> None:
+    (home / "policy.toml").write_text('privacy = ["local", "unproven"]\n')
+    assert "unproven: noise may follow from records and be read off what it hides" in invoke().stdout
 
 
 @pytest.mark.parametrize(("text", "ok"), [(None, True), (TOTAL, True), ("nonsense", False)])
