@@ -107,7 +107,7 @@ def with_estimated_ranges(table: Table, epsilon: float) -> Table:
     noise = plan(replace(table, bound=bound), epsilon, NO_WAVE, share=RANGE_SHARE)
     sent = NO_WAVE.scale * clipped(table.records, bound) + noise.sigma * table.draws.normal("range-noise")
     sums = ModulatedMoments.from_messages(sent, table.labels, modulation=NO_WAVE, sigma=noise.sigma)
-    center, spread, _ = ranges_of(sums, np.zeros(table.dimension), np.ones(table.dimension))
+    center, spread, _ = ranges_of(sums)
     return replace(table, ranges=(center, spread))
 
 

@@ -19,10 +19,13 @@ from fedveil.artifacts import NodeLedger
 from fedveil.clients.gradients import Arrays
 from fedveil.clients.memory_ledger import MemoryLedger
 from fedveil.clients.meter import ContributionMeter, Measured
+from fedveil.clients.same_model import require_same_model
 from fedveil.clients.training import ClientData, LocalStepFailed, LocalUpdate, local_update
 from fedveil.models import Learner, refuse_record_coupling
 from fedveil.privacy import (
+    CONTRIBUTION,
     NOTHING,
+    QUANTILE,
     Known,
     Plan,
     PrivacyFilter,
@@ -193,8 +196,9 @@ class Cohort:
             Clients whose plan has a release of the contribution, and that are to make it in this round.
         keep_updates : bool
             Return each client's own update instead of the totals, for a server that clips and adds noise itself. One
-            that is not finite counts as 0: were it an error, it would take the others' updates with it, and the
-            server's sum would move by more than the one client's clip.
+            that is not finite, or whose local step fails, is zeros, from a client that took part like any other: were
+            it an error, it would take the others' updates with it, and the server's sum would move by more than the one
+            client's clip.
 
         Returns
         -------
@@ -230,9 +234,13 @@ class Cohort:
                 try:
                     answer = self._answer(task, arrays)
                 except LocalStepFailed as failure:
-                    digests[task.client] = _digest({}, {})
-                    releases += failure.releases
-                    raise
+                    if not keep_updates:
+                        digests[task.client] = _digest({}, {})
+                        releases += failure.releases
+                        raise
+                    # for the node's owner: the reply looks as if the update had been zeros
+                    print(f"fedveil | round {round}: {failure} Its update counts as 0.", flush=True)
+                    answer = _Answer(LocalUpdate(_zeros(arrays), failure.releases), {}, failure.releases)
                 releases += answer.rows
                 digests[task.client] = _digest(answer.update.delta, answer.released)
                 took_part.append(task.client)
@@ -277,15 +285,8 @@ class Cohort:
 
     def _in_model_order(self, arrays: Arrays) -> dict[str, NDArray[np.floating]]:
         """The arrays in the order of the model's trainable parameters, in which noise is drawn."""
-        parameters = self.learner.module.named_parameters()
-        shapes = {name: tuple(value.shape) for name, value in parameters if value.requires_grad}
-        given = {name: np.shape(value) for name, value in arrays.items()}
-        if given != shapes:
-            raise ValueError(
-                f"the model that was sent has arrays {given}, but this node's model has {shapes}: "
-                "server and node must build the same model."
-            )
-        return {name: np.asarray(arrays[name]) for name in shapes}
+        names = require_same_model(self.learner, {name: np.shape(value) for name, value in arrays.items()})
+        return {name: np.asarray(arrays[name]) for name in names}
 
     def _admits(self, task: _Task) -> bool:
         """Whether the client may take part, decided before its records are looked at."""
@@ -328,7 +329,7 @@ class Cohort:
             noised = exact + plan.contribution.sigma * self._stream("contribution-noise", task).normal(
                 exact.size
             )
-            released["contribution"] = tuple(noised.tolist())
+            released[CONTRIBUTION] = tuple(noised.tolist())
             rows = plan.contribution.releases(task.client, task.round)
         quantile = None if plan is None else plan.quantile
         update = local_update(
@@ -347,7 +348,7 @@ class Cohort:
         )
         if quantile is not None and update.within is not None:
             noise = self._stream("quantile-noise", task).normal(1)
-            released["quantile"] = (update.within + quantile.sigma * float(noise[0]),)
+            released[QUANTILE] = (update.within + quantile.sigma * float(noise[0]),)
             rows += quantile.releases(task.client, task.round)
         return _Answer(update, released, update.releases + rows)
 
@@ -393,7 +394,11 @@ class Cohort:
 def _finite_or_zero(delta: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
     if all(np.all(np.isfinite(change)) for change in delta.values()):
         return dict(delta)
-    return {name: np.zeros_like(change) for name, change in delta.items()}
+    return _zeros(delta)
+
+
+def _zeros(like: Arrays) -> dict[str, NDArray[np.float64]]:
+    return {name: np.zeros(np.shape(value)) for name, value in like.items()}
 
 
 def _digest(delta: Mapping[str, NDArray[np.float64]], released: Mapping[str, tuple[float, ...]]) -> str:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from fedveil.artifacts import NodeLedger
 from fedveil.clients.memory_ledger import MemoryLedger
+from fedveil.clients.same_model import require_same_model
 from fedveil.clients.training import ClientData
-from fedveil.loss_query import DIFFERENCES, MOMENTS, LossQuery, moments_vector
+from fedveil.loss_query import MOMENTS, LossQuery, moments_vector
 from fedveil.models import Learner, candidate_losses
-from fedveil.privacy import LossMoments, LossReleases, PrivacyFilter, Relation, Release
+from fedveil.privacy import LOSS_DIFFERENCES, LossMoments, LossReleases, PrivacyFilter, Relation, Release
 from fedveil.streams import Streams
 from fedveil.wire import (
     CLIENTS,
@@ -106,7 +107,7 @@ def handle_losses(request: RecordDict, node: LossNode, fingerprint: Mapping[str,
         released = {client: {MOMENTS: tuple(_moments(query, node, client).tolist())} for client in clients}
         return _reply(released, (), (), fingerprint)
     vectors, rows, out_of_budget = _release(query, clients, node)
-    released = {client: {DIFFERENCES: tuple(vector.tolist())} for client, vector in vectors.items()}
+    released = {client: {LOSS_DIFFERENCES: tuple(vector.tolist())} for client, vector in vectors.items()}
     return _reply(released, rows, out_of_budget, fingerprint)
 
 
@@ -131,13 +132,8 @@ def _check(query: LossQuery, clients: tuple[int, ...], node: LossNode) -> None:
         )
     if len(set(clients)) < len(clients):
         raise ValueError("a client was named twice in one request; name each client once.")
-    parameters = {k: tuple(v.shape) for k, v in node.learner.module.named_parameters() if v.requires_grad}
-    given = {name: array.shape[1:] for name, array in query.candidates.items()}
-    if given != parameters:
-        raise ValueError(
-            f"the candidates have arrays {given}, but this node's model has {parameters}: server and node must build "
-            "the same model."
-        )
+    shapes = {name: array.shape[1:] for name, array in query.candidates.items()}
+    require_same_model(node.learner, shapes, "the candidates have")
 
 
 def _release(
@@ -158,7 +154,8 @@ def _release(
         own = plan.releases(client, query.round)
         # what losses may cost is spent at once, so that a second question gets no answer
         asked = any(
-            row.name == DIFFERENCES and row.round != replayed for row in ledger.releases(node.run, client)
+            row.name == LOSS_DIFFERENCES and row.round != replayed
+            for row in ledger.releases(node.run, client)
         )
         spent = ledger.spent(node.run, client, except_round=replayed)
         if asked or not _admits(node.budgets, spent, own):

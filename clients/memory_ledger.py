@@ -99,13 +99,6 @@ class MemoryLedger:
         past = cohort.release.round if replay else None
         return cohort_rows.affordable(cohort, budget, cohort_rows.alike_of(self._cohorts.get(run, ()), past))
 
-    def spent_each(
-        self, run: str, clients: NDArray[np.int64], relation: Relation, *, except_round: int | None = None
-    ) -> NDArray[np.float64]:
-        """Sum of mu^2 over the releases of each client of cohorts, rounded up."""
-        before = cohort_rows.alike_of(self._cohorts.get(run, ()), except_round)
-        return cohort_rows.spent_of(clients, relation, before)
-
     def cohort_releases(self, run: str | None = None) -> tuple[CohortRelease, ...]:
         """Releases of cohorts of one run or all runs."""
         runs = self._cohorts if run is None else [run]

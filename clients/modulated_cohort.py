@@ -24,10 +24,11 @@ from fedveil.clients.memory_ledger import MemoryLedger
 from fedveil.clients.modulated_encoding import Encoded, encode_gradients, encode_messages, words_needed
 from fedveil.clients.modulated_place import Place
 from fedveil.clients.modulated_request import MessageRequest
-from fedveil.clients.modulated_variant import MAIN, VariantPlan
+from fedveil.clients.modulated_variant import VariantPlan
 from fedveil.moment_sums import Sums, add, block_size, block_sums, blocks_of, zero_sums
 from fedveil.privacy import CohortRelease
 from fedveil.streams import Streams
+from fedveil.wire import MAIN
 
 __all__ = ["ModulatedCohort", "ModulatedResult", "VariantPlan"]
 
@@ -44,7 +45,7 @@ class ModulatedResult:
     arrays : dict of str to array
         Sums, int64: ``gram`` (d, d), ``cross`` (d,), ``total`` (d,), ``labels`` (2,), or ``gradient`` (d + 1,); see
         :class:`fedveil.moment_sums.SumGrid`. Or, float64 in the order of clients: ``messages`` (k, d) and ``labels``
-        (k,), or ``gradients`` (k, d + 1).
+        (k,).
     took_part, out_of_budget : int64 array
         Clients that sent, and clients that could not pay, by their numbers in the run; functions of public facts.
     release : CohortRelease or None
@@ -232,9 +233,7 @@ class ModulatedCohort:
         for members, block in self._blocks(request, variant, place, clients):
             arrays: Arrays
             if variant.mechanism == "gradient":
-                arrays = {"gradients": block.messages}
-                if not request.each:
-                    arrays = {"gradient": grid.to_fixed("gradient", block.messages.sum(axis=0))}
+                arrays = {"gradient": grid.to_fixed("gradient", block.messages.sum(axis=0))}
             elif request.each:
                 arrays = {"messages": block.messages, "labels": block.labels}
             else:
@@ -274,13 +273,13 @@ def _is_own(name: str, variant: VariantPlan) -> bool:
 
 def _joined(parts: list[_Part], request: MessageRequest, variant: VariantPlan) -> Arrays:
     """The arrays of a reply: those of the parts added up, or one after another."""
-    width, gradient = request.dimension, variant.mechanism == "gradient"
+    width = request.dimension
     if request.each:
-        shapes = {"gradients": (0, width + 1)} if gradient else {"messages": (0, width), "labels": (0,)}
         return {
             name: np.concatenate([np.zeros(shape), *(part.arrays[name] for part in parts)])
-            for name, shape in shapes.items()
+            for name, shape in (("messages", (0, width)), ("labels", (0,)))
         }
+    gradient = variant.mechanism == "gradient"
     sums = {"gradient": np.zeros(width + 1, dtype=np.int64)} if gradient else zero_sums(width)
     for part in parts:
         add(sums, cast(Sums, part.arrays))

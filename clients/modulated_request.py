@@ -56,7 +56,7 @@ class MessageRequest:
     clients : int64 array (k,)
         Who is asked, strictly increasing.
     each : bool
-        Whether every client's message is wanted instead of sums.
+        Whether every client's message is wanted instead of sums, which gradients do not come as.
     coefficients : float64 array (d + 1,)
         The model, intercept last.
     directions : float64 array (m, d)
@@ -92,6 +92,10 @@ class MessageRequest:
         if self.mechanism not in get_args(Mechanism):
             raise ValueError(
                 f"{MECHANISM} must be one of {', '.join(get_args(Mechanism))}, got {self.mechanism!r}."
+            )
+        if self.each and self.mechanism == "gradient":
+            raise ValueError(
+                f"{REPLY} 'each' is not for gradients, which leave a node as sums only: ask for 'sum'."
             )
         shape = np.shape(self.coefficients)
         if len(shape) != 1 or shape[0] < 2:

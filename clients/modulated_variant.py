@@ -10,10 +10,7 @@ from fedveil.moment_sums import LARGEST_LABEL, SumGrid, message_step
 from fedveil.privacy import MessagePlan, Modulation, Relation, modulation_sensitivity
 from fedveil.wire import Mechanism
 
-__all__ = ["MAIN", "VariantPlan"]
-
-MAIN = "main"
-"""Name of the variant that is the run itself; others are comparators, in simulations only."""
+__all__ = ["VariantPlan"]
 
 
 @dataclass(frozen=True)

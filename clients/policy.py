@@ -32,6 +32,12 @@ from fedveil.privacy.domain import probability
 
 __all__ = ["BadPolicy", "Policy", "PolicyRefusal", "read_policy"]
 
+UNPROVEN = (
+    "asks for noise that proves nothing, since it follows from a contribution that is measured on records and not "
+    "released (contribution-release = 'none')"
+)
+"""What such a run does, in a refusal."""
+
 _SHOWN = 20  # of the columns that are allowed
 _EXAMPLES = {"epsilon": "a table, as in epsilon = {record = 4.0}", "privacy": 'a list, as in ["local"]'}
 
@@ -81,7 +87,8 @@ class Policy(BaseModel):
     apps, calibrations, sensitivities, columns : tuple of str, optional
         What may be used; None: no rule.
     privacy : tuple of Noise, optional
-        Who may add the noise. Without noise nothing is allowed unless "none" stands here.
+        Who may add the noise. Without noise nothing is allowed unless "none" stands here, and under noise that proves
+        nothing unless "unproven" does.
     relations : tuple of Relation, optional
         Relations of which a run must promise its epsilon under at least one.
     private_attributes : tuple of str, optional
@@ -161,6 +168,12 @@ class Policy(BaseModel):
             Naming the rule, what was asked and what is allowed.
         """
         _check_listed("apps", (terms.app,), self.apps)
+        listed = self.privacy or ()
+        if "unproven" in terms.privacy and "unproven" not in listed:
+            allowed = _allowed(listed) if listed else "noise that proves its epsilon"
+            raise refusal(
+                "privacy", UNPROVEN, f'{allowed}; to allow it too, list "local" and "unproven" there'
+            )
         _check_listed("privacy", terms.privacy, self.privacy)
         if "none" in terms.privacy and not self.allows_unnoised:
             raise refusal("privacy", "asks for records without noise", "'none' is not listed there")

@@ -7,11 +7,9 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.artifacts import NodeLedger
+from fedveil.artifacts import BindingMismatch, NodeLedger
 
 __all__ = ["RecordsChanged", "refuse_changed_records"]
-
-_NO_CLIENT = _NO_ROUND = -1
 
 
 class RecordsChanged(ValueError):
@@ -32,7 +30,7 @@ def refuse_changed_records(
     Parameters
     ----------
     ledger : NodeLedger
-        Keeps a digest, as private as the records, in the run's notes; it never leaves the node.
+        Keeps a digest, as private as the records, with what else the run is bound to; it never leaves the node.
     run : str
         The run, as the ledger files it.
     features, targets : arrays (n, d) and (n,)
@@ -47,13 +45,11 @@ def refuse_changed_records(
     digest = blake2b(repr(features.shape).encode(), digest_size=16)
     for values in (features, targets):
         digest.update(np.ascontiguousarray(values).tobytes())
-    found, key = digest.hexdigest(), (_NO_CLIENT, _NO_ROUND)
-    known = ledger.notes(run).get(key)
-    if known is None:
-        ledger.note(run, *key, found)
-    elif known != found:
+    try:
+        ledger.bind(run, "the records of this site", digest.hexdigest())
+    except BindingMismatch as error:
         raise RecordsChanged(
             f"{site}: the records are not those that run {run!r} began with, and what was spent for each is known by "
             "its place: put them back as they were, start a new run, or give every node of this machine a FEDVEIL_HOME "
             "of its own."
-        )
+        ) from error

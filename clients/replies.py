@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedveil.clients.cohort import Cohort, CohortResult
+from fedveil.clients.same_model import require_same_model
 from fedveil.privacy import Known
 from fedveil.wire import (
     ARRAYS,
@@ -192,14 +193,8 @@ def _request(request: RecordDict, cohort: Cohort) -> tuple[dict[str, NDArray[np.
     missing = [key for key in (ROUND, CLIENTS, REPLY, RUN) if key not in config]
     if missing:
         raise ValueError(f"a train request needs {missing[0]!r} in its {CONFIG!r} record.")
-    parameters = cohort.learner.module.named_parameters()
-    shapes = {name: tuple(value.shape) for name, value in parameters if value.requires_grad}
-    given = {name: tuple(array.shape) for name, array in arrays.items()}
-    if given != shapes:
-        raise ValueError(
-            f"the model that was sent has arrays {given}, but this node's model has {shapes}: "
-            "server and node must build the same model."
-        )
+    # before any is read, so that none takes more memory than this node's own
+    require_same_model(cohort.learner, {name: tuple(array.shape) for name, array in arrays.items()})
     return {name: _parameter(name, array) for name, array in arrays.items()}, config
 
 

@@ -13,8 +13,8 @@ __all__ = ["APPS", "Noise", "RunTerms"]
 APPS = ("fedsva", "modulated")
 """The apps whose runs have terms."""
 
-Noise = Literal["local", "central", "none"]
-"""Who adds the noise: each client, the trusted server, or nobody."""
+Noise = Literal["local", "central", "none", "unproven"]
+"""Who adds the noise: each client, the trusted server, or nobody; and whether what clients add proves nothing."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class RunTerms:
     app : str
         Name of the app.
     privacy : tuple of Noise
-        Who adds the noise to what the run asks for; "none" beside "local" where something is asked for without noise.
+        Who adds the noise to what the run asks for; "none" beside "local" where something is asked for without noise,
+        "unproven" beside it where the noise follows from records and may be read off what it hides.
     relations : tuple of Relation
         Relations under which the run promises its epsilon; empty where it promises nothing.
     costs : mapping of Relation to float

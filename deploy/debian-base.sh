@@ -8,7 +8,7 @@ command -v debootstrap >/dev/null || {
   apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap >/dev/null
 } || { echo "debian-base.sh: debootstrap is missing and could not be installed: install it, or give PROXY_BASE." >&2; exit 1; }
 root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
+trap 'rm -rf "$root" "$root.log"' EXIT
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 debootstrap --variant=minbase --include=haproxy,ca-certificates bookworm "$root" "$mirror" >"$root.log" 2>&1 ||
   { tail -5 "$root.log" >&2; exit 1; }

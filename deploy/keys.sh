@@ -5,7 +5,7 @@
 #   keys.sh server [NAME...]      the server's side and its .env; NAMEs are the DNS names and addresses that sites reach it by
 #   keys.sh node FOLDER CA_CRT    one site, on the site's own machine: its private key never leaves it
 #
-# The server's files lie in $FEDVEIL_DEPLOYMENT, ./deployment unless set. Keys of nodes are EC P-384, of servers EC P-256.
+# The server's files lie in $FEDVEIL_DEPLOYMENT, ./deployment unless set; settings in $FEDVEIL_ENV, else .env beside docker-compose.yml. Keys of nodes are EC P-384, of servers EC P-256.
 set -eu
 umask 077
 here=$(cd "$(dirname "$0")" && pwd)
@@ -22,10 +22,17 @@ for tool in openssl ssh-keygen; do command -v "$tool" >/dev/null || die "$tool i
 
 warn() { echo "keys.sh: $*" >&2; }
 
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' HUP INT TERM
+
+# set_there KEY: KEY=VALUE in the settings of `docker compose`; nothing where it is not set
+set_there() { [ ! -e "$settings" ] || sed -n "s/^$1=/$1=/p" "$settings" | tail -1; }
+
 # keep KEY=VALUE...: the settings of `docker compose`; what is set there already stays, and is told where it differs
 keep() {
   for pair in "$@"; do
-    key=${pair%%=*}; [ -e "$settings" ] && there=$(sed -n "s/^$key=/$key=/p" "$settings" | tail -1) || there=
+    there=$(set_there "${pair%%=*}")
     if [ -z "$there" ]; then echo "$pair" >>"$settings"
     elif [ "$there" != "$pair" ]; then warn "$settings keeps $there; for what you asked now set $pair there."; fi
   done
@@ -69,13 +76,13 @@ certificate() {
     return
   fi
   [ -s "$ca_key" ] || die "$ca_key is not here: bring it back to sign $stem.crt."
-  extensions=$(mktemp)
+  extensions=$scratch/extensions
   printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\nbasicConstraints=critical,CA:FALSE\n' "$san" >"$extensions"
   openssl ecparam -name prime256v1 -genkey -noout -out "$stem.key"
   openssl req -new -key "$stem.key" -subj "/CN=$1" |
     openssl x509 -req -sha256 -CA "$ca_crt" -CAkey "$ca_key" -set_serial "0x$(openssl rand -hex 16)" -days "$days" \
       -extfile "$extensions" -out "$stem.crt" 2>"$extensions.said" || { rm -f "$stem.key"; die "openssl makes no certificate for $san: $(grep -v '^$' "$extensions.said" | head -1)"; }
-  rm -f "$extensions" "$extensions.said"; chmod 644 "$stem.crt"
+  chmod 644 "$stem.crt"
 }
 
 server() {
@@ -86,7 +93,9 @@ server() {
   certificate "$top/proxy" proxy "$top/ca/ca.key" "$top/ca/ca.crt" localhost proxy operator-proxy 127.0.0.1 "$@"
   [ -s "$top/proxy/proxy.pem" ] || cat "$top/proxy/proxy.crt" "$top/proxy/proxy.key" >"$top/proxy/proxy.pem"
   secret "$top/superlink/superexec.secret"
-  connection "$top/operator/config.toml" "127.0.0.1:${FEDVEIL_CONTROL_PORT:-8444}" "$top/ca/ca.crt"
+  port=$(set_there FEDVEIL_CONTROL_PORT | sed 's/^[^=]*=["'"'"']*//; s/[^0-9].*//')
+  port=${FEDVEIL_CONTROL_PORT:-${port:-8444}}
+  connection "$top/operator/config.toml" "127.0.0.1:$port" "$top/ca/ca.crt"
   connection "$top/operator-container/config.toml" "operator-proxy:8444" /run/secrets/ca-certificate
   give "$top/ca/ca.crt" "$top/superlink" "$top/server" "$top/proxy" "$top/runs" "$top/operator-container"
   chmod 755 "$top" "$top/ca"
@@ -94,7 +103,13 @@ server() {
 
 # connection FILE ADDRESS CA_CRT: what `flwr run APP deployment` reads in FLWR_HOME
 connection() {
-  [ -s "$1" ] || printf '[superlink]\ndefault = "deployment"\n\n[superlink.deployment]\naddress = "%s"\nroot-certificates = "%s"\n' "$2" "$3" >"$1"
+  if [ -s "$1" ]; then
+    for line in "address = \"$2\"" "root-certificates = \"$3\""; do
+      grep -qxF "$line" "$1" || warn "$1 stays as it is, without $line: set it there, or delete the file and run this again."
+    done
+    return
+  fi
+  printf '[superlink]\ndefault = "deployment"\n\n[superlink.deployment]\naddress = "%s"\nroot-certificates = "%s"\n' "$2" "$3" >"$1"
 }
 
 # node FOLDER CA_CRT
@@ -102,7 +117,10 @@ node() {
   mkdir -p "$1/data" "$1/state"
   [ -e "$1/.gitignore" ] || echo '*' >"$1/.gitignore"
   [ -s "$1/node.key" ] || ssh-keygen -q -t ecdsa -b 384 -N "" -C "$(basename "$1")" -f "$1/node.key"
-  [ -s "$1/superlink-ca.crt" ] || cp "$2" "$1/superlink-ca.crt"
+  if ! [ -s "$1/superlink-ca.crt" ]; then cp "$2" "$1/superlink-ca.crt"
+  elif ! cmp -s "$2" "$1/superlink-ca.crt"; then
+    warn "$1/superlink-ca.crt stays as it is, and $2 is another: if the operator's authority is new, delete $1/superlink-ca.crt and run this again."
+  fi
   # between SuperNode and SuperExec of this site: an authority of its own, whose key is not kept
   if ! [ -s "$1/runtime.crt" ]; then
     rm -f "$1/runtime-ca.crt"

@@ -22,7 +22,6 @@ from fedveil.wire import ARRAYS, CLIENTS, CONFIG, ROUND, RUN, MalformedReply
 from fedveil.wire_arrays import read_as_labelled
 
 __all__ = [
-    "DIFFERENCES",
     "MOMENTS",
     "QUERY_LOSSES",
     "LossQuery",
@@ -33,8 +32,7 @@ __all__ = [
 ]
 
 QUERY_LOSSES = "query.losses"
-# names of what an answer releases
-DIFFERENCES, MOMENTS = "loss-differences", "loss-moments"
+MOMENTS = "loss-moments"  # name of what an answer holds for study; that of a release is its ledger rows'
 # keys of a question's config, beside ROUND, RUN and CLIENTS
 _KIND, _PAIRS, _CLIP_NORMS = "kind", "pairs", "clip-norms"
 _MOST = 1024  # quantizers

@@ -10,6 +10,7 @@ from fedveil.privacy.calibrations import CALIBRATIONS, StepCalibration, StepRequ
 from fedveil.privacy.cohort_release import CohortRelease, participations, worst_mu
 from fedveil.privacy.confidence_region import Region, confidence_region
 from fedveil.privacy.contribution import (
+    CONTRIBUTION,
     Contribution,
     ContributionKind,
     ContributionRelease,
@@ -47,10 +48,22 @@ from fedveil.privacy.membership_interval import (
     record_interval,
 )
 from fedveil.privacy.membership_plan import LossReleases
-from fedveil.privacy.membership_release import LossRelease, clipped_differences, public_clip_norm
+from fedveil.privacy.membership_release import (
+    LOSS_DIFFERENCES,
+    LossRelease,
+    clipped_differences,
+    public_clip_norm,
+)
 from fedveil.privacy.membership_released import ReleasedIndicator, ReleasedMoments, release_deviation
 from fedveil.privacy.membership_released_interval import released_interval
-from fedveil.privacy.message_plan import Accounting, MessagePlan, plan_gradients, plan_messages
+from fedveil.privacy.message_plan import (
+    MODULATED_MESSAGE,
+    RANGE_MESSAGE,
+    Accounting,
+    MessagePlan,
+    plan_gradients,
+    plan_messages,
+)
 from fedveil.privacy.modulation import (
     Modulation,
     SensitivityRule,
@@ -63,10 +76,19 @@ from fedveil.privacy.normal_equations import NormalEquations, NotIdentified
 from fedveil.privacy.one_shot import Estimate, least_squares, one_shot
 from fedveil.privacy.plan import ClipRule, NoisePlan, Plan, split_budget
 from fedveil.privacy.projected_descent import descend, gradient, projected_step
-from fedveil.privacy.quantile import LEAST_SHARE_OF_CLIP, QuantileRelease, next_attribute_clip_norm
+from fedveil.privacy.quantile import LEAST_SHARE_OF_CLIP, QUANTILE, QuantileRelease, next_attribute_clip_norm
 from fedveil.privacy.reconstruction import ReconstructionBound, reconstruction_bound
 from fedveil.privacy.regularisation import Spectrum, regularised, regularised_spectrum
-from fedveil.privacy.release import RELATIONS, Chosen, Relation, Release, gradient_rows, rows_under
+from fedveil.privacy.release import (
+    CENTRAL_UPDATE,
+    GRADIENT,
+    RELATIONS,
+    Chosen,
+    Relation,
+    Release,
+    gradient_rows,
+    rows_under,
+)
 from fedveil.privacy.sampled_shapley import SampledShapley, draw_permutations, sampled_shapley
 from fedveil.privacy.score_covariance import Target, score_covariance
 from fedveil.privacy.shapley import (
@@ -81,13 +103,20 @@ from fedveil.privacy.zcdp import zcdp_epsilon, zcdp_rho
 
 __all__ = [
     "CALIBRATIONS",
+    "CENTRAL_UPDATE",
+    "CONTRIBUTION",
     "FEW_CANDIDATES",
+    "GRADIENT",
     "LEAST_CLIENTS",
     "LEAST_CONTRIBUTION",
     "LEAST_RECORDS",
     "LEAST_SHARE_OF_CLIP",
+    "LOSS_DIFFERENCES",
     "MAX_EXACT",
+    "MODULATED_MESSAGE",
     "NOTHING",
+    "QUANTILE",
+    "RANGE_MESSAGE",
     "RELATIONS",
     "Accounting",
     "BudgetExceeded",

@@ -27,6 +27,9 @@ from fedveil.privacy.shapley import (
 
 ContributionKind = Literal["shapley", "utilities"]
 
+CONTRIBUTION = "contribution"
+"""Name of the release, in the ledger and in a reply."""
+
 # Beyond it the noise of a Shapley value is as large as a usual difference between clients.
 LARGEST_DEVIATION = 0.1
 
@@ -166,7 +169,7 @@ class ContributionRelease:
                 client=client,
                 round=round,
                 step=-1,
-                name="contribution",
+                name=CONTRIBUTION,
                 relation=relation,
                 sensitivity=self.sensitivity(relation),
                 sigma=self.sigma,

@@ -25,7 +25,7 @@ from fedveil.privacy.domain import (
 )
 from fedveil.privacy.gaussian import gaussian_mu
 from fedveil.privacy.known import NOTHING, Known
-from fedveil.privacy.release import Chosen, Relation, Release
+from fedveil.privacy.release import GRADIENT, Chosen, Relation, Release
 from fedveil.privacy.subsampled import subsampled_noise_multiplier
 
 
@@ -128,7 +128,7 @@ class StepMechanism:
                 client=client,
                 round=round,
                 step=step,
-                name="gradient",
+                name=GRADIENT,
                 relation=relation,
                 sensitivity=2 * norm / self.denominator,
                 sigma=self.sigma,

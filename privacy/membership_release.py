@@ -39,6 +39,9 @@ _ROUNDING = 2.0**-40  # relative: clipping and squaring one record's differences
 _HUGE = 1e100  # a difference beyond it is cut there, so that its square is finite
 
 
+LOSS_DIFFERENCES = "loss-differences"
+"""Name of the release, in the ledger and in a reply."""
+
 LEAST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-100, 1e100
 """Bounds of Lambda: beyond them floating-point numbers no longer do what real ones do."""
 
@@ -135,7 +138,7 @@ class LossRelease:
     def releases(self, client: int, round: int) -> tuple[Release, ...]:
         """Ledger row of the release, under the record relation, which bounds the attribute relation."""
         row = Release(
-            client, round, -1, "loss-differences", "record", self.sensitivity, self.sigma, self.chosen
+            client, round, -1, LOSS_DIFFERENCES, "record", self.sensitivity, self.sigma, self.chosen
         )
         return (row,)
 

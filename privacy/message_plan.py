@@ -14,10 +14,13 @@ from fedveil.privacy.cohort_release import CohortRelease
 from fedveil.privacy.domain import one_of, positive, probability, rate, whole
 from fedveil.privacy.gaussian import gaussian_mu
 from fedveil.privacy.modulation import Modulation, SensitivityRule, modulation_sensitivity
-from fedveil.privacy.release import RELATIONS, Relation, Release
+from fedveil.privacy.release import GRADIENT, RELATIONS, Relation, Release
 from fedveil.privacy.zcdp import zcdp_rho
 
 Accounting = Literal["exact", "zcdp"]
+
+MODULATED_MESSAGE, RANGE_MESSAGE = "modulated-message", "range-message"
+"""Names of a client's releases in the ledger: its modulated record, and the one that ranges are estimated from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def plan_messages(
     accounting: Accounting = "exact",
     label_privacy: bool = False,
     share: float = 1.0,
-    name: str = "modulated-message",
+    name: str = MODULATED_MESSAGE,
 ) -> MessagePlan:
     """Plan the noise of modulated messages.
 
@@ -194,7 +197,7 @@ def plan_gradients(
         When an argument is outside its range.
     """
     return _planned(
-        name="gradient",
+        name=GRADIENT,
         relation="record",
         sensitivity=2 * positive("clip_norm", clip_norm),
         rounding=0.0,

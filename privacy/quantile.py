@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from fedveil.privacy.domain import positive, share, whole
 from fedveil.privacy.release import Relation, Release
 
-__all__ = ["LEAST_SHARE_OF_CLIP", "QuantileRelease", "next_attribute_clip_norm"]
+__all__ = ["LEAST_SHARE_OF_CLIP", "QUANTILE", "QuantileRelease", "next_attribute_clip_norm"]
+
+QUANTILE = "quantile"
+"""Name of the release, in the ledger and in a reply."""
 
 _ROUNDING = 2.0**-52  # two neighbours' shares, each a quotient of at most 1 rounded to 2^-54
 _RATE = 0.2  # step in ln C_p for a share that is off by 1; the value of the publication
@@ -70,7 +73,7 @@ class QuantileRelease:
         """Ledger rows of one round's release, one under each relation."""
         relations: tuple[Relation, ...] = ("attribute", "record")
         return tuple(
-            Release(client, round, -1, "quantile", relation, self.sensitivity, self.sigma)
+            Release(client, round, -1, QUANTILE, relation, self.sensitivity, self.sigma)
             for relation in relations
         )
 

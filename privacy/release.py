@@ -13,6 +13,9 @@ Chosen = Literal["fixed", "released", "data-dependent"]
 
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
+GRADIENT, CENTRAL_UPDATE = "gradient", "central-update"
+"""Names in the ledger of what training releases: a client's noised gradient, and the trusted server's noised update."""
+
 # Neighbours under a relation are neighbours under every relation to its right: a row of those bounds it too.
 _BOUNDED_BY: dict[Relation, tuple[Relation, ...]] = {
     "attribute": ("attribute", "record"),
@@ -100,7 +103,7 @@ class Release:
 
 def gradient_rows(releases: Iterable[Release]) -> tuple[Release, ...]:
     """One row of each noised gradient step among the rows, in order of steps: those under the record relation."""
-    steps = [row for row in releases if row.name == "gradient" and row.relation == "record"]
+    steps = [row for row in releases if row.name == GRADIENT and row.relation == "record"]
     return tuple(sorted(steps, key=lambda row: row.step))
 
 

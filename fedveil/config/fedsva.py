@@ -25,7 +25,7 @@ class FedSVAConfig(RunConfig):
     unhashed_defaults: ClassVar[Mapping[str, Any]] = {"membership": "public", "membership-share": 0.1}
 
     num_server_rounds: int = setting(40, "rounds", "Rounds of training.", ge=1, le=1_000_000)
-    fraction_train: float = setting(1.0, "share of clients", "Clients sampled in each round.", gt=0, le=1)
+    fraction_train: float = setting(1.0, "share of all clients", "Clients sampled in each round.", gt=0, le=1)
     local_steps: int = setting(
         1, "steps", "Noised gradient steps of a client in a round; each is a release.", ge=1, le=1_000_000
     )

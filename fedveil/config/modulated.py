@@ -15,9 +15,11 @@ from fedveil.config.sites import sites_problem, uses_sites
 from fedveil.plugins import find
 from fedveil.privacy import Modulation
 
-__all__ = ["COMPARATORS", "ModulatedConfig"]
+__all__ = ["COMPARATORS", "NO_PRIVACY", "ModulatedConfig"]
 
-COMPARATORS = ("lambda-0", "one-shot", "iterative", "dp-sgd", "no-privacy")
+NO_PRIVACY = "no-privacy"
+"""The comparator whose messages have no noise; nodes file what it takes under the run's name and this one."""
+COMPARATORS = ("lambda-0", "one-shot", "iterative", "dp-sgd", NO_PRIVACY)
 """Other methods on the same records, each at the same total budget (the last at none)."""
 
 _STRATEGIES = {"modulated-one-shot": "one-shot", "modulated-iterative": "iterative"}
@@ -40,7 +42,7 @@ class ModulatedConfig(RunConfig):
         "cohorts", "", "Iterative: every client in every round, a sample, or each client in one round only."
     )
     fraction_train: float = setting(
-        1.0, "share of clients", "Clients of the one round (one-shot) or of each (sampled).", gt=0, le=1
+        1.0, "share of all clients", "Clients of the one round (one-shot) or of each (sampled).", gt=0, le=1
     )
     estimate: Literal["fresh", "pooled", "averaged"] = setting(
         "pooled",
@@ -168,9 +170,9 @@ class ModulatedConfig(RunConfig):
         ------
         ValueError
             If a name is none of them, or one is asked for outside a simulation: each spends the whole budget again,
-            but for no-privacy, which the owner of every node has to allow.
+            but for :data:`NO_PRIVACY`, which the owner of every node has to allow.
         """
-        names = [name.strip() for name in self.comparators.split(",") if name.strip()]
+        names = self._named
         if names in ([], ["none"]):
             return ()
         if names == ["auto"]:
@@ -185,12 +187,21 @@ class ModulatedConfig(RunConfig):
                 raise ValueError(f"comparators = {name!r}: {nearest(name, (*COMPARATORS, 'auto', 'none'))}")
         if self.method in names:
             raise ValueError(f"comparators = {self.method!r} is the main method here; leave it out.")
-        if not simulated and names != ["no-privacy"]:
+        if not simulated and names != [NO_PRIVACY]:
             raise ValueError(
                 f"comparators = {self.comparators!r} in a deployment: each would spend every client's whole budget "
-                "again; use 'none', or 'no-privacy' where every node's own policy allows records without noise."
+                f"again; use 'none', or {NO_PRIVACY!r} where every node's own policy allows records without noise."
             )
         return tuple(dict.fromkeys(names))
+
+    @property
+    def asks_without_noise(self) -> bool:
+        """Whether real nodes are asked for records without noise too, which "auto" never does."""
+        return NO_PRIVACY in self._named
+
+    @property
+    def _named(self) -> list[str]:
+        return [name.strip() for name in self.comparators.split(",") if name.strip()]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

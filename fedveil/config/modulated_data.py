@@ -18,11 +18,10 @@ from fedveil.config.sites import SiteData, load_whole, uses_sites
 from fedveil.datasets.regression import RegressionData, RegressionRecords, rows_of
 from fedveil.datasets.request import DataRequest
 
-__all__ = ["LARGEST_LABEL", "Regression", "load_regression", "load_site"]
+__all__ = ["LARGEST_HALF_RANGES", "Regression", "load_regression", "load_site"]
 
-LARGEST_LABEL = (
-    64.0  # half ranges: labels in the clear may lie outside their range, and sums need a public bound
-)
+LARGEST_HALF_RANGES = 64.0
+"""How far a label in the clear may lie from the target's centre, in its half ranges: sums need a public bound."""
 _BOUND = 0.5  # of sqrt(columns): one rule for all tables, see docs/modulated.md
 
 
@@ -95,12 +94,12 @@ class Regression:
         ConfigError
             Naming the first client of which the label is too far out.
         """
-        far = np.abs(targets) > LARGEST_LABEL
+        far = np.abs(targets) > LARGEST_HALF_RANGES
         if far.any():
             raise ConfigError(
-                f"the label of client {first + int(np.argmax(far))} is more than {LARGEST_LABEL:g} times as far from "
-                "the mean of the public test records as any of them: correct it, or take a test set that is like the "
-                "clients' records."
+                f"the label of client {first + int(np.argmax(far))} is more than {LARGEST_HALF_RANGES:g} times as far "
+                "from the mean of the public test records as any of them: correct it, or take a test set that is like "
+                "the clients' records."
             )
 
     def check_site_labels(self, targets: NDArray[np.float64], site: str) -> None:
@@ -111,21 +110,15 @@ class Regression:
         ConfigError
             Naming the site.
         """
-        if np.any(np.abs(targets) > LARGEST_LABEL):
+        if np.any(np.abs(targets) > LARGEST_HALF_RANGES):
             raise ConfigError(
-                f"{site}: a target is more than {LARGEST_LABEL:g} half widths of the public range of "
+                f"{site}: a target is more than {LARGEST_HALF_RANGES:g} half widths of the public range of "
                 f"{self.data.schema.target!r} away from its baseline, or from its middle where it has none: correct "
                 "it, or widen the range in everybody's schema file."
             )
 
     def _standardised(self, records: RegressionRecords) -> NDArray[np.float64]:
         return (records.targets - self.target_center) / self.target_half_range
-
-    def in_own_units(self, coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Slopes and intercept for features and target in their own units."""
-        told = self.data.schema.in_own_units(coefficients) * self.target_half_range
-        told[-1] += self.target_center
-        return told
 
 
 def load_regression(config: ModulatedConfig) -> Regression:

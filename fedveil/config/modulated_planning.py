@@ -9,24 +9,26 @@ from typing import Any
 
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config.errors import ConfigError
-from fedveil.config.modulated import ModulatedConfig
-from fedveil.config.modulated_data import LARGEST_LABEL, Regression
+from fedveil.config.modulated import NO_PRIVACY, ModulatedConfig
+from fedveil.config.modulated_data import LARGEST_HALF_RANGES, Regression
 from fedveil.config.sites import uses_sites
 from fedveil.plugins import find
-from fedveil.privacy import MessagePlan, Modulation, plan_gradients, plan_messages
-from fedveil.wire import SOURCE
+from fedveil.privacy import (
+    MODULATED_MESSAGE,
+    RANGE_MESSAGE,
+    MessagePlan,
+    Modulation,
+    plan_gradients,
+    plan_messages,
+)
+from fedveil.wire import MAIN, RANGE, SOURCE
 
 __all__ = [
-    "MAIN",
-    "RANGE",
     "code_of_data",
     "comparison_rounds",
     "refuse_empty_cohorts",
     "variant_plans",
 ]
-
-MAIN, RANGE = "main", "range"
-"""Names of the messages that the run itself needs; every other variant is a comparator's."""
 
 _ITERATIVE_ROUNDS = 20  # of the comparator "iterative", whose clients send once each
 
@@ -107,7 +109,7 @@ def _modulated(
     config: ModulatedConfig, problem: Regression, modulation: Modulation, num_releases: int
 ) -> VariantPlan:
     share = 1 - config.range_share if config.standardization == "estimated" else 1.0
-    plan = _messages(config, modulation, problem.bound, num_releases, share, "modulated-message")
+    plan = _messages(config, modulation, problem.bound, num_releases, share, MODULATED_MESSAGE)
     return VariantPlan("modulated", plan, modulation, problem.bound, *_labels(config))
 
 
@@ -115,7 +117,7 @@ def _range(config: ModulatedConfig, problem: Regression) -> VariantPlan:
     # clipped less than the records themselves: what is estimated is where they lie
     bound = math.sqrt(problem.num_features)
     plain = Modulation(config.alpha, 0.0, 0.0, 1)
-    plan = _messages(config, plain, bound, 1, config.range_share, "range-message")
+    plan = _messages(config, plain, bound, 1, config.range_share, RANGE_MESSAGE)
     return VariantPlan("range", plan, plain, bound, *_labels(config))
 
 
@@ -137,11 +139,11 @@ def _messages(
 
 
 def _comparator(name: str, config: ModulatedConfig, problem: Regression) -> VariantPlan:
-    if name == "no-privacy":
+    if name == NO_PRIVACY:
         plain: Any = Modulation(0.0, 0.0, 0.0, 1)
         # a bound that no standardised record reaches: nothing is clipped
         return VariantPlan(
-            "unnoised", None, plain, 2.1 * math.sqrt(problem.num_features), None, LARGEST_LABEL
+            "unnoised", None, plain, 2.1 * math.sqrt(problem.num_features), None, LARGEST_HALF_RANGES
         )
     if name == "dp-sgd":
         plan = plan_gradients(
@@ -159,4 +161,4 @@ def _comparator(name: str, config: ModulatedConfig, problem: Regression) -> Vari
 
 def _labels(config: ModulatedConfig) -> tuple[float | None, float | None]:
     """Scale of a noised label, and public bound of one in the clear; targets are standardised already."""
-    return (1.0, None) if config.label_privacy else (None, LARGEST_LABEL)
+    return (1.0, None) if config.label_privacy else (None, LARGEST_HALF_RANGES)

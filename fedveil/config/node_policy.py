@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedveil.artifacts import NodeLedger
-from fedveil.clients.policy import BadPolicy, Policy, PolicyRefusal, read_policy
+from fedveil.artifacts.readable import is_there
+from fedveil.clients.policy import UNPROVEN, BadPolicy, Policy, PolicyRefusal, read_policy
 from fedveil.clients.run_terms import RunTerms
 from fedveil.config.fedsva import FedSVAConfig
-from fedveil.config.modulated import ModulatedConfig
+from fedveil.config.modulated import NO_PRIVACY, ModulatedConfig
 from fedveil.config.places import home, ledger_path, node_ledger_path
 from fedveil.config.policy_terms import terms_of
 from fedveil.config.protected import covered_entries, feature_names, protected_of_tables
@@ -105,6 +106,11 @@ def admit_run(
                 "refused by rule 'privacy': the run asks for records without noise, which a real node gives only if "
                 'its owner lists "none" under privacy in the node\'s policy file; this node has none.'
             )
+        if "unproven" in terms.privacy:
+            raise PolicyRefusal(
+                f"refused by rule 'privacy': the run {UNPROVEN}, which a real node gives only if its owner lists "
+                '"local" and "unproven" under privacy in the node\'s policy file; this node has none.'
+            )
         if run is None:
             print("fedveil | this node has no policy: every run is served, see docs/policy.md", flush=True)
     else:
@@ -118,7 +124,7 @@ def admit_run(
         ledger.bind(run, "the configuration", config.config_hash)
         if site is not None:  # its rows are filed under this number; nodes of one machine may share a ledger
             ledger.bind(run, f"the partition-id of {os.path.realpath(site.path)}", str(node))
-        if terms.privacy != ("local",):
+        if {"central", "none"} & set(terms.privacy):
             _book(config, terms, run, policy)
     return policy
 
@@ -161,7 +167,7 @@ def limits_of(policy: Policy | None) -> dict[Relation, float]:
 def _check_whole_run(policy: Policy, terms: RunTerms, run: str | None) -> None:
     """Check, before the first release of a run, that all of it fits; later on its ledger checks each release."""
     path = node_ledger_path()
-    if policy.limits and path.exists():
+    if policy.limits and is_there(path):
         ledger = NodeLedger(path)
         by_run = {relation: ledger.spent_by_run(relation) for relation in policy.limits}
         if not any(run in runs for runs in by_run.values()):
@@ -171,7 +177,7 @@ def _check_whole_run(policy: Policy, terms: RunTerms, run: str | None) -> None:
 def _book(config: FedSVAConfig | ModulatedConfig, terms: RunTerms, run: str, policy: Policy | None) -> None:
     """Enter a run whose cost no row of this node tells: of noise that the server adds, or of none."""
     ledger = NodeLedger(ledger_path(config, run, simulated=False), limits=limits_of(policy))
-    ledger.book(f"{run}-no-privacy" if terms.privacy == ("local", "none") else run, terms.costs)
+    ledger.book(f"{run}-{NO_PRIVACY}" if terms.privacy == ("local", "none") else run, terms.costs)
 
 
 def _check_described(policy: Policy, config: FedSVAConfig | ModulatedConfig, site: SiteData | None) -> None:

@@ -40,7 +40,7 @@ def _modulated(config: ModulatedConfig) -> RunTerms:
     own: Relation = "record" if config.label_privacy else "attribute"
     mu = budget_mu(config.epsilon, config.delta, config.accounting)
     noise: tuple[Noise, ...] = ("local",)
-    if "no-privacy" in [name.strip() for name in config.comparators.split(",")]:
+    if config.asks_without_noise:
         # beside messages without noise no bound of the others says anything
         return RunTerms("modulated", (*noise, "none"), (own,), {}, sensitivity=config.sensitivity)
     return RunTerms("modulated", noise, (own,), _bounded({own: mu}), sensitivity=config.sensitivity)
@@ -52,7 +52,7 @@ def _fedsva(config: FedSVAConfig) -> RunTerms:
     if config.privacy == "central":
         return RunTerms("fedsva", ("central",), ("client",), {"client": _central(config)})
     if config.is_data_dependent:
-        return RunTerms("fedsva", ("local",), (), {}, config.calibration)
+        return RunTerms("fedsva", ("local", "unproven"), (), {}, config.calibration)
     relations: tuple[Relation, ...] = (config.step_calibration.relation,)
     if config.epsilon_record is not None and "record" not in relations:
         relations = (*relations, "record")

@@ -13,9 +13,11 @@ from flwr.app import Message
 
 from fedveil import wire
 from fedveil.artifacts import RunFolder
+from fedveil.clients import Cohort
 from fedveil.config import FedSVAConfig, assembly, planning
 from fedveil.config.loading import _load_problem
 from fedveil.privacy import Known
+from fedveil.strategies import FleetError
 
 CLIENTS = {2: {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}}
 FEDSVA = Path(__file__).parents[2] / "flwr_apps" / "fedsva" / "fedsva_app"
@@ -190,3 +192,19 @@ def test_single_updates_leave_a_node_with_central_privacy_only(
     monkeypatch.setattr(PrivateAveraging, "mode", "each")
     with pytest.raises(NoGoodReplies, match=f"privacy is '{privacy}' here: single updates leave this node"):
         fedsva({"privacy": privacy})
+
+
+@pytest.mark.parametrize("privacy", ["local", "none"])
+def test_a_node_that_claims_more_records_than_the_servers_data_gives_it_ends_the_run(
+    fedsva: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, privacy: str
+):
+    """Weights follow from numbers of records, so such a client would be given nearly all of it."""
+    honest = Cohort.num_records
+    monkeypatch.setattr(
+        Cohort, "num_records", lambda self, client: 2**30 if client == 3 else honest(self, client)
+    )
+    with pytest.raises(
+        FleetError, match=r"client 3 \(of node \d+\) says it has 1073741824 records, and the .* gives it 20"
+    ):
+        fedsva({"privacy": privacy})
+    assert list((tmp_path / "runs").glob("*")) == []

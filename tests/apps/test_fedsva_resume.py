@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedveil.artifacts import NodeLedger, RunFolder
-from fedveil.privacy import gaussian_mu
+from fedveil.privacy import Release, gaussian_mu
 
 KILLED_RUNS = Path(__file__).with_name("killed_runs.py")
 ROUNDS = 5
@@ -331,6 +332,22 @@ def test_a_run_whose_node_ledger_is_lost_is_not_resumed(
     assert result.exit_code == 1
     assert "node-ledger.sqlite is lost" in result.stderr
     assert not RunFolder(folder).is_finished
+
+
+def test_what_may_have_left_before_the_first_round_was_saved_needs_its_ledger_too(
+    dead_run: Callable[[str], Path], fedveil_run: Callable[..., Any]
+):
+    folder = dead_run("before the first round")
+    held = RunFolder.open(folder)
+    checkpoint = held.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.round == 0
+    sent = Release(0, 1, 0, "gradient", "attribute", 0.1, 0.7)
+    held.save_checkpoint(replace(checkpoint, assumed=(sent,)))
+    (folder / "node-ledger.sqlite").unlink(missing_ok=True)
+    result = fedveil_run({}, "--resume", folder)
+    assert result.exit_code == 1
+    assert "node-ledger.sqlite is lost" in result.stderr
 
 
 @pytest.mark.parametrize("fact", ["code", "data"])

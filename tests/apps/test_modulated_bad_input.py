@@ -317,14 +317,26 @@ def test_public_test_records_of_one_target_leave_r2_undefined_and_the_run_says_s
             output_dir=tmp_path / f"runs of {len(values)}",
         )
         found = run.estimate
-        assert found["held-out"]["r2"] == "nan"
+        assert found["held-out"]["r2"] is None
         assert found["held-out"]["rmse"] > 0
-        assert found["comparators"][0]["r2"] == "nan"
+        assert found["comparators"][0]["r2"] is None
         assert "the public test records have one target only" in found["problem"]
         assert f"warning: {found['problem']}" in run.output
         assert f"held-out R^2 undefined, RMSE {found['held-out']['rmse']:.4g} on {len(values)}" in run.output
         (line,) = [line for line in run.output.splitlines() if "same, without modulation" in line]
         assert " undefined " in line
+
+
+def test_figures_beyond_all_numbers_are_words_in_json_and_lines(modulated: Callable[..., Any]):
+    """One step of local DP-SGD at a rate at which the squared errors are no doubles."""
+    run = modulated({"comparators": "dp-sgd", "dp-sgd-rounds": 1, "dp-sgd-learning-rate": 1e300})
+    (found,) = run.estimate["comparators"]
+    assert (found["r2"], found["rmse"]) == ("-inf", "inf")
+    assert all(abs(value) > 1e290 for value in found["coefficients"])
+    (line,) = [
+        line for line in run.output.splitlines() if line.removeprefix("fedveil | ").startswith("local DP-SGD")
+    ]
+    assert line.split()[4:6] == ["-inf", "inf"]
 
 
 def test_a_seed_outside_a_simulation_is_refused(modulated: Callable[..., Any]):

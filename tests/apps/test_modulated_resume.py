@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import subprocess
@@ -15,11 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil import wire
 from fedveil.artifacts import NodeLedger, RunFolder
 from fedveil.config import modulated_data
-from fedveil.privacy import Modulation, gaussian_mu, plan_messages
-from fedveil.run.app import find_app
+from fedveil.privacy import gaussian_mu
 
 KILLED_RUNS = Path(__file__).with_name("killed_runs.py")
 BUDGET = gaussian_mu(8.0, 1e-5)
@@ -183,8 +180,10 @@ def test_what_speaks_against_a_model_is_still_known_after_an_interruption(
 
 def spent_on_the_node(folder: Path) -> np.ndarray:
     """What each client has spent, every attempt counted."""
-    ledger = NodeLedger(folder / "node-ledger.sqlite")
-    return ledger.spent_each(folder.name, np.arange(400), "attribute")
+    spent = np.zeros(400)
+    for sent in NodeLedger(folder / "node-ledger.sqlite").cohort_releases(folder.name):
+        spent[sent.clients] += sent.release.mu**2
+    return spent
 
 
 def ranges_sent(folder: Path) -> list[Any]:
@@ -195,7 +194,7 @@ def ranges_sent(folder: Path) -> list[Any]:
 
 def covered(run: Any, folder: Path) -> None:
     """The server's ledger has every message that is in the nodes' own, and no node let a client pass its budget."""
-    assert spent_on_the_node(folder).max() <= BUDGET**2
+    assert spent_on_the_node(folder).max() <= BUDGET**2 * (1 + 1e-12)
     told = np.zeros(400)
     for row in run.rows:
         told[row["client"]] += row["mu"] ** 2
@@ -416,32 +415,6 @@ def test_resuming_a_finished_run_is_refused(modulated: Callable[..., Any], modul
     result = modulated_run({}, "--resume", run.folder)
     assert result.exit_code != 0
     assert f"the run in {run.folder} is finished" in result.stderr
-
-
-def test_a_checkpoint_packs_the_clients_of_a_round_once_and_gives_back_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    app = find_app("modulated")
-    with app.importable():
-        history = importlib.import_module("modulated_app.history").History
-    plan = plan_messages(epsilon=8.0, delta=1e-5, bound=1.0, modulation=Modulation(), num_releases=3)
-    packed: list[int] = []
-    pack = wire.encode_clients
-    monkeypatch.setattr(
-        wire, "encode_clients", lambda clients: (packed.append(len(clients)), pack(clients))[1]
-    )
-    told, zero = history(100, None), np.zeros(3)
-    for number in (1, 2, 3):
-        told.pay((plan.cohort_release(np.arange(10 * number), number),), ())
-        told.pay((), (plan.cohort_release(np.arange(90, 90 + number), number),))
-        checkpoint = told.checkpoint(number, zero, {}, "hash", {"run": "x"})
-        again = history(100, checkpoint)
-        for kind in ("releases", "assumed"):
-            kept, found = getattr(told, kind), getattr(again, kind)
-            assert [sent.release for sent in found] == [sent.release for sent in kept]
-            for sent, original in zip(found, kept, strict=True):
-                assert np.array_equal(sent.clients, original.clients)
-    assert packed == [10, 1, 20, 2, 30, 3]
 
 
 def test_a_seeded_run_whose_records_changed_sends_nothing_with_the_noise_of_before(

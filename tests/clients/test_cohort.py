@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedveil.artifacts import NodeLedger, ReplayMismatch
-from fedveil.clients import ClientData, Cohort, CohortResult, local_update
+from fedveil.clients import ClientData, Cohort, CohortResult, LocalStepFailed, local_update
 from fedveil.models import Learner, build_learner, initial_arrays
 from fedveil.privacy import BudgetExceeded, Plan, StepMechanism, budgets, plan_step
 from fedveil.streams import Streams
@@ -332,6 +333,68 @@ def test_one_diverging_update_does_not_take_the_others_with_it_where_the_server_
         assert np.array_equal(first[:2], second[:2])
         assert np.all(np.isfinite(first))
         assert np.all(np.isfinite(second))
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_failing_local_step_is_zeros_and_leaves_the_others_as_they_are_where_the_server_adds_the_noise(
+    private: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One client's records decide that its step fails; the server's sum moves by that client's update and no other."""
+    wild = client_data(1)
+    wild.features[:] = np.float32(1e38)
+
+    def strict(
+        change: NDArray[np.float64], gradients: tuple[NDArray[np.float64], ...], learning_rate: float
+    ) -> NDArray[np.float64]:
+        if not np.all(np.abs(gradients[-1]) < 1e30):
+            raise FloatingPointError("the gradient is not finite")
+        return change - learning_rate * gradients[-1]
+
+    def train(data: Mapping[int, ClientData]) -> CohortResult:
+        node = Cohort(
+            replace(LEARNER, local_step=strict),
+            data,
+            {client: mechanism(client) if private and client != 1 else None for client in data},
+            budgets=budgets(calibration="attribute", epsilon=2.0, delta=1e-5),
+            streams=STREAMS,
+            node_ledger=None,
+            run="run",
+            steps=STEPS,
+            learning_rate=0.5,
+        )
+        return node.train(1, ARRAYS, list(data), keep_updates=True)
+
+    calm = {client: client_data(client) for client in range(3)}
+    usual, failed = train(calm), train({**calm, 1: wild})
+    assert "client 1" in capsys.readouterr().out
+    for name in ARRAYS:
+        np.testing.assert_array_equal(failed.updates[name][[0, 2]], usual.updates[name][[0, 2]])
+        assert np.any(usual.updates[name][1])
+        assert failed.updates[name].dtype == usual.updates[name].dtype
+        assert not np.any(failed.updates[name][1])
+    told = ("num_examples", "took_part", "out_of_budget", "releases", "released")
+    assert [getattr(failed, name) for name in told] == [getattr(usual, name) for name in told]
+
+
+def test_a_failing_local_step_is_an_error_where_the_clients_add_the_noise(tmp_path: Path) -> None:
+    def broken(*_: Any) -> NDArray[np.float64]:
+        raise FloatingPointError("no")
+
+    ledger = NodeLedger(tmp_path / "node.db")
+    node = Cohort(
+        replace(LEARNER, local_step=broken),
+        client_data,
+        {1: mechanism(1)},
+        budgets=budgets(calibration="attribute", epsilon=2.0, delta=1e-5),
+        streams=STREAMS,
+        node_ledger=ledger,
+        run="run",
+        steps=STEPS,
+        learning_rate=0.5,
+    )
+    with pytest.raises(LocalStepFailed, match="client 1: local step"):
+        node.train(1, ARRAYS, [1])
+    assert ledger.count("run", 1) == 1
 
 
 @pytest.mark.parametrize("streams", [STREAMS, Streams.system()])

@@ -13,7 +13,14 @@ from fedveil.clients.memory_ledger import MemoryLedger
 from fedveil.clients.modulated_cohort import ModulatedCohort, ModulatedResult, VariantPlan
 from fedveil.clients.modulated_request import MessageRequest
 from fedveil.moment_sums import LARGEST_LABEL, block_size, share_of, sum_messages
-from fedveil.privacy import MessagePlan, Modulation, draw_directions, plan_gradients, plan_messages
+from fedveil.privacy import (
+    MessagePlan,
+    Modulation,
+    draw_directions,
+    plan_gradients,
+    plan_messages,
+    squared_mu,
+)
 from fedveil.streams import Streams
 
 N, D, BOUND = 300, 5, 1.2
@@ -120,12 +127,15 @@ def test_sums_are_those_of_the_single_messages(variant: str) -> None:
 
 
 def test_sums_of_gradients_are_those_of_the_single_ones_to_half_a_step_a_block() -> None:
-    each = node().answer(request(variant="dp-sgd", each=True)).arrays["gradients"]
-    assert each.shape == (N, D + 1)
+    def total_of(clients: Any) -> np.ndarray:
+        return node().answer(request(clients, variant="dp-sgd")).arrays["gradient"]  # type: ignore[return-value]
+
     grid = PLANS["dp-sgd"].grid(N)
-    total = grid.to_real("gradient", node().answer(request(variant="dp-sgd")).arrays["gradient"])  # type: ignore[arg-type]
-    blocks = -(-N // block_size(N))
-    assert np.abs(total - each.sum(axis=0)).max() <= blocks / 2 * 2.0 ** -grid.bits["gradient"] + 1e-11  # type: ignore[operator]
+    each = sum(grid.to_real("gradient", total_of([client])) for client in range(N))
+    total = grid.to_real("gradient", total_of(range(N)))
+    assert total.shape == (D + 1,)
+    rounded = N + -(-N // block_size(N))
+    assert np.abs(total - each).max() <= rounded / 2 * 2.0 ** -grid.bits["gradient"] + 1e-11  # type: ignore[operator]
 
 
 def test_a_clients_message_does_not_depend_on_who_else_is_asked() -> None:
@@ -233,7 +243,7 @@ def test_the_range_and_the_messages_of_a_run_share_one_budget(tmp_path: Path) ->
         "range-message",
         "modulated-message",
     }
-    spent = float(ledger.spent_each("run", np.array([4]), "attribute")[0])
+    spent = squared_mu([sent.of(4) for sent in ledger.cohort_releases("run")], "attribute")
     assert spent <= plan().budget ** 2 <= spent * (1 + 1e-12)
 
 

@@ -56,7 +56,7 @@ def request(chosen: VariantPlan, **changes: Any) -> MessageRequest:
         "variant": "main",
         "mechanism": chosen.mechanism,
         "clients": np.arange(3),
-        "each": True,
+        "each": chosen.mechanism != "gradient",
         "coefficients": np.array([0.5, -1.0, 2.0, 0.0, 0.3]),
         "directions": directions,
     }

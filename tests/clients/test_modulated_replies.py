@@ -113,6 +113,7 @@ NAN = np.array([0.0, np.nan, 0.0])
     ("arrays", "config", "words"),
     [
         ({}, {"reply": "mean"}, "reply must be 'sum' or 'each'"),
+        ({}, {"reply": "each", "mechanism": "gradient"}, "reply 'each' is not for gradients"),
         ({}, {"server-round": -1}, "server-round must be a whole number"),
         ({}, {"server-round": 1.5}, "server-round must be a whole number"),
         ({}, {"mechanism": "magic"}, "mechanism must be one of modulated, range, gradient, unnoised"),

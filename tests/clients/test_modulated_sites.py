@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,30 @@ def test_records_that_changed_since_the_run_began_are_refused_for_budgets_are_fi
     with pytest.raises(RecordsChanged, match="node 4: the records are not those that run 'run' began with"):
         refuse_changed_records(NodeLedger(ledger.path), "run", *changed, "node 4")
     refuse_changed_records(ledger, "next-run", *changed, "node 4")
+
+
+def test_of_two_first_requests_at_once_with_other_records_one_is_refused(tmp_path: Path) -> None:
+    path, barrier = tmp_path / "ledger.sqlite", threading.Barrier(2)
+    ledgers, outcomes = [NodeLedger(path), NodeLedger(path)], []
+
+    bind = NodeLedger.bind
+
+    def together(ledger: NodeLedger, run: str, what: str, digest: str) -> None:
+        barrier.wait(5)  # both have digests before either is kept
+        bind(ledger, run, what, digest)
+
+    def ask(ledger: NodeLedger, targets: np.ndarray) -> None:
+        try:
+            refuse_changed_records(ledger, "run", X, targets, "node 4")
+            outcomes.append("goes on")
+        except RecordsChanged:
+            outcomes.append("refused")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NodeLedger, "bind", together)
+        threads = [threading.Thread(target=ask, args=one) for one in zip(ledgers, (Y, Y + 1e-9), strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(outcomes) == ["goes on", "refused"]

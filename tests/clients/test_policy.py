@@ -59,6 +59,13 @@ def test_a_run_that_asks_for_exactly_what_is_allowed_is_served(tmp_path: Path) -
         ({"app": "modulated"}, "apps", "asks for 'modulated'", "fedsva"),
         ({"privacy": ("central",)}, "privacy", "asks for 'central'", "local"),
         ({"privacy": ("local", "none")}, "privacy", "asks for 'none'", "local"),
+        (
+            {"privacy": ("local", "unproven")},
+            "privacy",
+            "asks for noise that proves nothing, since it follows from a contribution that is measured on records and "
+            "not released (contribution-release = 'none')",
+            'local; to allow it too, list "local" and "unproven" there',
+        ),
         ({"relations": ("record",)}, "relations", "promises its epsilon under 'record'", "attribute"),
         ({"relations": ()}, "relations", "promises its epsilon under no relation at all", "attribute"),
         ({"calibration": "paper"}, "calibrations", "asks for 'paper'", "attribute"),

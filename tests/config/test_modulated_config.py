@@ -367,6 +367,13 @@ def test_records_without_noise_are_the_one_comparator_that_real_nodes_can_be_ask
     assert config(comparators="no-privacy").comparators_of(simulated=False) == ("no-privacy",)
     with pytest.raises(ValueError, match="where every node's own policy allows records without noise"):
         config(comparators="no-privacy, dp-sgd").comparators_of(simulated=False)
+    for typed, asks in (
+        ("no-privacy", True),
+        (" dp-sgd,no-privacy ", True),
+        ("auto", False),
+        ("none", False),
+    ):
+        assert config(comparators=typed).asks_without_noise is asks, typed
 
 
 # the hash that random streams depend on

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config import ConfigError
 from fedveil.config.modulated import COMPARATORS, ModulatedConfig
-from fedveil.config.modulated_data import LARGEST_LABEL, Regression, load_regression
-from fedveil.config.modulated_planning import MAIN, RANGE, comparison_rounds, main_releases, variant_plans
+from fedveil.config.modulated_data import LARGEST_HALF_RANGES, Regression, load_regression
+from fedveil.config.modulated_planning import comparison_rounds, main_releases, variant_plans
 from fedveil.privacy import MessagePlan, gaussian_delta, gaussian_epsilon, gaussian_mu, zcdp_rho
+from fedveil.wire import MAIN, RANGE
 
 SYNTHETIC = {"dataset": "synthetic-regression", "options": "dataset = {records = 200, features = 4}"}
 ITERATIVE = {"strategy": "modulated-iterative"}
@@ -317,9 +318,10 @@ def test_the_target_is_on_its_public_scale_and_coefficients_come_back_in_their_o
         assert problem.test[1].mean() == pytest.approx(0.0, abs=1e-12)
     # y = 100 + 20 (weight - 1) in kilograms and grams, whatever the unit of the fit
     design = np.column_stack([features.astype(float), np.ones(len(features))])
-    solved = problem.in_own_units(np.linalg.lstsq(design, targets, rcond=None)[0])
+    solved = problem.data.schema.in_own_units(np.linalg.lstsq(design, targets, rcond=None)[0])
+    solved *= problem.target_half_range
     assert solved[0] == pytest.approx(20.0, rel=1e-4)
-    assert solved[-1] == pytest.approx(80.0, rel=1e-4)
+    assert solved[-1] + problem.target_center == pytest.approx(80.0, rel=1e-4)
 
 
 def test_a_target_without_a_range_is_scaled_by_the_public_test_records(tmp_path: Path):
@@ -357,7 +359,7 @@ def test_a_label_in_the_clear_may_lie_64_deviations_of_the_test_records_out_and_
 
 def test_labels_too_far_out_are_refused_by_the_same_bound_that_sums_are_planned_for():
     for name, variant in plans_of({"comparators": "no-privacy"}).items():
-        assert variant.largest_label == LARGEST_LABEL == 64.0, name
+        assert variant.largest_label == LARGEST_HALF_RANGES == 64.0, name
 
 
 def test_the_default_bound_counts_columns_and_a_given_one_is_kept(tmp_path: Path):

@@ -93,6 +93,45 @@ def test_a_node_without_a_policy_serves_every_run_but_none_without_noise() -> No
         admit(config(privacy="none"))
 
 
+UNPROVEN = {"calibration": "paper", "contribution-release": "none", "private-attributes": "0:4,0:8"}
+
+
+def test_noise_that_proves_nothing_is_served_only_where_the_word_is_listed(home: Path) -> None:
+    run = config(**UNPROVEN)
+    words = r"rule 'privacy'.*proves nothing.*\"local\" and \"unproven\""
+    with pytest.raises(PolicyRefusal, match=words + ".*this node has none"):
+        admit(run)
+    for text in ("", 'privacy = ["local"]', 'privacy = ["local", "central", "none"]'):
+        (home / "policy.toml").write_text(text)
+        for name in (None, "run"):
+            with pytest.raises(PolicyRefusal, match=words):
+                admit(run, name)
+    (home / "policy.toml").write_text('privacy = ["unproven"]')
+    with pytest.raises(PolicyRefusal, match="asks for 'local'; allowed: unproven"):
+        admit(run)
+    (home / "policy.toml").write_text('privacy = ["local", "unproven"]')
+    admit(run)
+    admit(run, "run")
+    admit(config(), "another")
+    # its rows are this node's own, and have no bound
+    assert NodeLedger(home / "node-ledger.sqlite").spent_by_run("record") == {}
+    assert admit_run(run, run="run", node=0, simulated=True) is None
+
+
+def test_noise_that_proves_nothing_is_refused_by_every_total(home: Path) -> None:
+    (home / "policy.toml").write_text('privacy = ["local", "unproven"]\n' + TOTAL)
+    with pytest.raises(PolicyRefusal, match=r"rule 'epsilon\.record'.*no bound under the record relation"):
+        admit(config(**UNPROVEN))
+
+
+def test_the_policy_that_a_deployment_begins_with_refuses_noise_that_proves_nothing(home: Path) -> None:
+    written = Path(__file__).parents[2] / "deploy" / "policy.toml"
+    (home / "policy.toml").write_text(written.read_text())
+    admit(config())
+    with pytest.raises(PolicyRefusal, match="proves nothing"):
+        admit(config(**UNPROVEN))
+
+
 def test_the_whole_of_a_run_must_fit_before_its_first_release(home: Path) -> None:
     (home / "policy.toml").write_text(TOTAL)
     admit()

@@ -89,7 +89,9 @@ def test_sampled_records_cost_far_more_than_the_run_states() -> None:
         ({"calibration": "uniform"}, ("local",), ("record",), {"attribute", "record"}),
         ({"privacy": "central"}, ("central",), ("client",), {"client"}),
         ({"privacy": "none"}, ("none",), (), set()),
-        ({"calibration": "paper", "contribution_release": "none"}, ("local",), (), set()),
+        ({"calibration": "paper", "contribution_release": "none"}, ("local", "unproven"), (), set()),
+        ({"calibration": "tight", "contribution_release": "none"}, ("local", "unproven"), (), set()),
+        ({"calibration": "tight", "contribution": "0.3"}, ("local",), ("record",), {"attribute", "record"}),
     ],
 )
 def test_who_adds_noise_and_what_is_promised(

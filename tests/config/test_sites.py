@@ -65,9 +65,13 @@ def test_a_real_client_is_found_where_its_owner_says_whatever_the_run_says_of_sc
     assert site_data(config(), given, 1, simulated=False) == SiteData("/own/records.csv", schema)
 
 
-@given(st.integers(0, 12), st.integers(-2, 12), st.integers(1, 12))
-def test_a_real_node_is_the_client_of_its_own_number_or_none(clients: int, node: int, nodes: int):
-    if clients == nodes and 0 <= node < nodes:
+@given(
+    st.integers(0, 12),
+    st.integers(1, 12).flatmap(lambda nodes: st.tuples(st.integers(0, nodes - 1), st.just(nodes))),
+)
+def test_a_real_node_is_the_client_of_its_own_number_or_none(clients: int, place: tuple[int, int]):
+    node, nodes = place
+    if clients == nodes:
         assert own_client(clients, node, nodes) == node
         return
     with pytest.raises(ConfigError, match=r"^[^\n]+\.$"):

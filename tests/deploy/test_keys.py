@@ -16,12 +16,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def keys(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def keys(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the script for a deployment in this folder."""
     env = {
         "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "FEDVEIL_DEPLOYMENT": str(folder / "deployment"),
         "FEDVEIL_ENV": str(folder / "compose.env"),
+        **more,
     }
     return subprocess.run(
         [ROOT / "deploy/keys.sh", *words], env=env, cwd=folder, capture_output=True, text=True, check=False
@@ -143,6 +144,48 @@ def test_what_is_kept_and_not_as_asked_is_said(folder: Path):
     )
     assert "keeps FEDVEIL_NODES=2" in again.stderr
     assert keys(folder, "local", "2", "learn.example.org", "192.0.2.7").stderr == ""
+
+
+def test_another_authority_than_the_one_a_node_has_is_told_and_not_taken(tmp_path: Path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        assert keys(tmp_path / name, "server").returncode == 0
+    first, second = (str(tmp_path / name / "deployment/ca/ca.crt") for name in ("first", "second"))
+    assert keys(tmp_path, "node", "site-a", first).stderr == ""
+    assert keys(tmp_path, "node", "site-a", first).stderr == ""
+    again = keys(tmp_path, "node", "site-a", second)
+    assert again.returncode == 0
+    assert f"site-a/superlink-ca.crt stays as it is, and {second} is another" in again.stderr
+    kept = tmp_path / "site-a/superlink-ca.crt"
+    assert kept.read_bytes() == Path(first).read_bytes()
+    kept.unlink()
+    assert keys(tmp_path, "node", "site-a", second).stderr == ""
+    assert kept.read_bytes() == Path(second).read_bytes()
+
+
+def test_another_address_than_the_operator_s_is_told_and_not_taken(tmp_path: Path):
+    assert keys(tmp_path, "server", FEDVEIL_CONTROL_PORT="8555").stderr == ""
+    operator = tmp_path / "deployment/operator/config.toml"
+    before = operator.read_text()
+    assert 'address = "127.0.0.1:8555"' in before
+    assert keys(tmp_path, "server").stderr == ""  # the port is in the settings
+    again = keys(tmp_path, "server", FEDVEIL_CONTROL_PORT="8666")
+    assert again.returncode == 0
+    assert f'{operator} stays as it is, without address = "127.0.0.1:8666": set it there' in again.stderr
+    assert "for what you asked now set FEDVEIL_CONTROL_PORT=8666 there" in again.stderr
+    assert operator.read_text() == before
+    operator.unlink()
+    assert keys(tmp_path, "server").stderr == ""
+    assert operator.read_text() == before
+
+
+def test_nothing_of_a_call_stays_outside_the_deployment(tmp_path: Path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert keys(tmp_path, "server", TMPDIR=str(scratch)).returncode == 0
+    assert list(scratch.iterdir()) == []
+    assert keys(tmp_path / "scratch", "server", "999.1.1.1", TMPDIR=str(scratch)).returncode == 2
+    assert [path.name for path in scratch.iterdir()] == ["deployment"]
 
 
 def test_what_openssl_refuses_is_an_error_in_words_and_leaves_no_key(tmp_path: Path):

@@ -19,6 +19,7 @@ from fedveil.config.node_policy import admit_run, check_loaded, limits_of
 from fedveil.config.places import hosted_clients, ledger_path, node_ledger_path, place_of_node
 from fedveil.config.protected import protected_columns
 from fedveil.config.randomness import run_streams
+from fedveil.config.same_run import known_run
 from fedveil.config.sites import (
     SiteData,
     own_client,
@@ -91,15 +92,8 @@ def losses(message: Message, context: Context) -> Message:
 
 
 def _run_of(request: ConfigRecord, context: Context) -> str:
-    """The run that a request is of, the only one this node works for.
-
-    Budgets are a run's: a server that could name a new one in every message would never spend any.
-    """
-    run = str(request.setdefault(wire.RUN, f"flower-{context.run_id}"))
-    known = context.state.config_records.setdefault("fedveil", ConfigRecord()).setdefault(wire.RUN, run)
-    if run != known:
-        raise ConfigError(f"this node works for run {known!r}, and the request is of run {run!r}.")
-    return run
+    """The run that a request is of, the only one this node works for."""
+    return known_run(context, str(request.setdefault(wire.RUN, f"flower-{context.run_id}")))
 
 
 Sites = tuple[tuple[int, SiteData], ...]

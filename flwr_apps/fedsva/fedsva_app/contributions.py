@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedveil.config import FedSVAConfig, assembly, planning
+from fedveil.config.planned_mu import planned_mu
 from fedveil.privacy import (
     MAX_EXACT,
     NOTHING,
     Contribution,
     Known,
     NoisePlan,
-    compose_mu,
     gaussian_epsilon,
     rounded_up,
 )
@@ -77,17 +77,11 @@ def _of_client(
     names = problem.groups.names if problem.groups else ()
     step = plan.mechanism(Known(contribution=contribution.rate))
     before = min(plan.num_steps, math.ceil(server_round * config.fraction_train) * config.local_steps)
-    schedule = [*plan.mechanism(NOTHING).rows(0, 1, 1)] * before + [*step.rows(0, 1, 1)] * (
-        plan.num_steps - before
-    )
-    schedule += plan.contribution.releases(0, 1) if plan.contribution else ()
+    schedule = [(plan.mechanism(NOTHING), before), (step, plan.num_steps - before)]
     limits = planning.local_budgets(config)
     epsilons = {}
     for relation in dict.fromkeys(row.relation for row in step.rows(0, 1, 1)):
-        mu = compose_mu(
-            [row.mu for row in schedule if row.relation == relation]
-            + [min(planning.loss_budgets(config).values(), default=0.0)]
-        )
+        mu = planned_mu(config, plan, schedule, relation)
         epsilons[relation] = gaussian_epsilon(min(mu, limits.get(relation, math.inf)), config.delta)
     facts: dict[str, Any] = {
         "round": server_round,

@@ -9,13 +9,14 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedveil.artifacts import RunFolder
+from fedveil.artifacts.run_folder import MEMBERSHIP
 from fedveil.config import FedSVAConfig, assembly
 from fedveil.config.places import secret_keys
 from fedveil.models import evaluate
 from fedveil.strategies.hooks import FinishedRun
 from fedveil.threads import set_threads
 
-from .membership import MEMBERSHIP, public_losses
+from .membership import public_losses
 
 __all__ = ["finished_run"]
 

@@ -30,10 +30,7 @@ from fedveil.strategies.leading_pairs import LeadingPairs
 from fedveil.strategies.loss_question import LossAnswers, ask_losses
 from fedveil.streams import Streams
 
-__all__ = ["MEMBERSHIP", "Membership", "ask_for_membership", "public_losses"]
-
-MEMBERSHIP = "membership"
-"""Name of the document in the run's folder."""
+__all__ = ["Membership", "ask_for_membership", "public_losses"]
 
 _PAIRS = 2  # competitors of each quantizer: every further one adds noise to all
 _FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the epsilon spent, at which the predicted error is shown

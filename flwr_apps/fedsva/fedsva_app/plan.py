@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
+from fedveil.config.planned_mu import planned_mu
 from fedveil.config.randomness import public_streams
 from fedveil.config.sites import PLACEHOLDER, site_data, uses_sites
 from fedveil.models import initial_arrays
@@ -22,9 +23,9 @@ from fedveil.privacy import (
     NOTHING,
     Known,
     NoisePlan,
+    Relation,
     StepMechanism,
     StepTooLarge,
-    compose_mu,
     convergence_bound,
     gaussian_epsilon,
     rounded_up,
@@ -139,22 +140,16 @@ def _states(config: FedSVAConfig) -> list[tuple[str, Known]]:
     return [("unknown", NOTHING), *((f"{value:g}", Known(contribution=value)) for value in values)]
 
 
-def _total(config: FedSVAConfig, plan: NoisePlan, step: StepMechanism, relation: str) -> str:
+def _total(config: FedSVAConfig, plan: NoisePlan, step: StepMechanism, relation: Relation) -> str:
     """Epsilon of the whole schedule if all its steps had this noise."""
     if config.is_data_dependent:
         return "not proven"
     if step.sampling_rate < 1:
         return f"{config.epsilon:g}" if relation == "record" else ""
-    rows = step.rows(0, 1, 1)
     if step.attribute_clip_norm is None:
         relation = "record"  # attribute neighbours are record neighbours
-    extra = plan.rows(0, 1, 1, measure=True)[len(rows) :]
-    mus = [row.mu for row in rows if row.relation == relation] * plan.num_steps
-    rounds = plan.num_steps // config.local_steps
-    mus += [row.mu for row in extra if row.relation == relation and row.name == "contribution"]
-    mus += [row.mu for row in extra if row.relation == relation and row.name == "quantile"] * rounds
-    mus.append(min(planning.loss_budgets(config).values(), default=0.0))  # the same under both relations
-    return rounded_up(gaussian_epsilon(compose_mu(mus), config.delta))
+    mu = planned_mu(config, plan, [(step, plan.num_steps)], relation)
+    return rounded_up(gaussian_epsilon(mu, config.delta))
 
 
 def _say_bound(

@@ -1,16 +1,14 @@
-"""Whether a run that is resumed is still the same one: its code, its data, its nodes' ledger."""
+"""What must be the same when a run is resumed: its code and its data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 
 from fedveil import wire
-from fedveil.artifacts import Checkpoint
-from fedveil.config import ConfigError, FedSVAConfig, assembly
+from fedveil.config import assembly
 from fedveil.config.sites import schema_digest
 from fedveil.streams import Streams
 
@@ -34,21 +32,3 @@ def run_facts(problem: assembly.Problem, streams: Streams, code: Mapping[str, st
     if problem.sites is not None:
         digest.update(schema_digest(problem.dataset.schema).encode())
     return {"code": code[wire.SOURCE], "data": digest.hexdigest()}
-
-
-def check_unchanged(
-    config: FedSVAConfig, checkpoint: Checkpoint, facts: dict[str, str], folder: Path, *, simulated: bool
-) -> None:
-    """Refuse to go on with a run whose code, data or ledger are not what they were."""
-    for name, now in facts.items():
-        if checkpoint.extra["facts"][name] != now:
-            raise ConfigError(
-                f"the {name} is not what it was when the run in {folder} was interrupted: restore it, or start a new "
-                "run."
-            )
-    lost = simulated and config.privacy == "local" and not (folder / "node-ledger.sqlite").exists()
-    if lost and checkpoint.round:
-        raise ConfigError(
-            f"{folder}/node-ledger.sqlite is lost, and with it what the clients have spent: restore it, or start a "
-            "new run, which is new spending."
-        )

@@ -10,9 +10,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedveil import __version__, wire
 from fedveil.artifacts import RunFolder
+from fedveil.artifacts.run_folder import CONTRIBUTIONS, MEMBERSHIP
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.config.places import check_writable, open_resumed, output_root, require_same_hash, secret_keys
 from fedveil.config.randomness import public_streams, run_streams
+from fedveil.config.same_run import check_unchanged
 from fedveil.config.sites import check_run_path, schema_digest, uses_sites
 from fedveil.flower import is_simulation_grid
 from fedveil.models import evaluate, initial_arrays, refuse_record_coupling
@@ -24,15 +26,16 @@ from fedveil.strategies import (
     to_record,
 )
 from fedveil.strategies.attempts import check_attempts
+from fedveil.strategies.fleet import require_examples
 from fedveil.strategies.hooks import hook_names, hooks_after
 from fedveil.strategies.prompt_grid import PromptGrid
 from fedveil.threads import set_threads
 
 from .contributions import explanation_of
 from .finished import finished_run
-from .membership import MEMBERSHIP, Membership, ask_for_membership
+from .membership import Membership, ask_for_membership
 from .record import require_told
-from .same_run import check_unchanged, run_facts
+from .same_run import run_facts
 from .statements import announce, as_json, readings, state_guarantees
 from .training import build_strategy
 
@@ -83,7 +86,10 @@ def main(grid: Grid, context: Context) -> None:
     def settled(problem: assembly.Problem) -> dict[str, str]:
         facts = run_facts(problem, streams, code)
         if resumed and checkpoint:
-            check_unchanged(config, checkpoint, facts, resumed.path, simulated=simulated)
+            has_spent = (
+                simulated and config.privacy == "local" and bool(checkpoint.round or checkpoint.assumed)
+            )
+            check_unchanged(checkpoint, facts, resumed.path, has_spent=has_spent)
         return facts
 
     facts = {} if sites else settled(problem)
@@ -95,10 +101,8 @@ def main(grid: Grid, context: Context) -> None:
         planning.client_plans(config, problem.examples, problem.groups)
         announce(config, problem, seeded=streams.is_seeded, say=say)
         facts = settled(problem)
-    elif set(fleet.clients) != set(problem.examples):
-        raise ConfigError(
-            f"the nodes serve {len(fleet.clients)} clients and the data has {problem.num_clients}."
-        )
+    else:
+        require_examples(fleet, problem.examples)
     check_attempts(config.min_replies, config.round_attempts, fleet.num_nodes)
     folder = resumed or RunFolder.create(
         output_root(config), APP, config.to_run_config(), redact=secret_keys(config)
@@ -176,7 +180,7 @@ def main(grid: Grid, context: Context) -> None:
         assumed=record.assumed,
         documents={
             name: document
-            for name, document in (("contributions", explanation), (MEMBERSHIP, asked.document))
+            for name, document in ((CONTRIBUTIONS, explanation), (MEMBERSHIP, asked.document))
             if document is not None
         },
     )

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
@@ -23,6 +23,7 @@ from fedveil.config.modulated_planning import code_of_data, variant_plans
 from fedveil.config.node_policy import admit_run, check_loaded, limits_of
 from fedveil.config.places import ledger_path, place_of_node
 from fedveil.config.randomness import run_streams
+from fedveil.config.same_run import known_run
 from fedveil.config.sites import SiteData, refuse_foreign_path, schema_digest, site_data, uses_sites
 from fedveil.flower import is_simulated
 from fedveil.moment_sums import share_of
@@ -61,22 +62,6 @@ def train(message: Message, context: Context) -> Message:
     policy = admit_run(config, run=run, node=partition_id, simulated=is_simulated(), site=site)
     cohort = host(config, partition_id, num_partitions, run, is_simulated(), site, policy)
     return Message(handle_message(message.content, cohort, code_of_data(config, CODE)), reply_to=message)
-
-
-def known_run(context: Context, run: str) -> str:
-    """The run that this node works for, which the first request names.
-
-    Budgets are a run's: a server that could name a new one in every message would never spend any.
-
-    Raises
-    ------
-    ConfigError
-        If a later request names another.
-    """
-    known = context.state.config_records.setdefault("fedveil", ConfigRecord()).setdefault(wire.RUN, run)
-    if run != known:
-        raise ConfigError(f"this node works for run {known!r}, and the request is of run {run!r}.")
-    return run
 
 
 def site_of(config: ModulatedConfig, context: Context) -> SiteData | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedveil.clients.modulated_cohort import VariantPlan
-from fedveil.config.modulated import ModulatedConfig
+from fedveil.config.modulated import NO_PRIVACY, ModulatedConfig
 from fedveil.privacy import gaussian_epsilon, rounded_up
 
 from .figures import Figures, shown
@@ -18,7 +18,7 @@ _TOLD = {
     "one-shot": "one-shot",
     "iterative": "iterative, disjoint cohorts",
     "dp-sgd": "local DP-SGD",
-    "no-privacy": "no privacy, nothing clipped",
+    NO_PRIVACY: "no privacy, nothing clipped",
 }
 
 

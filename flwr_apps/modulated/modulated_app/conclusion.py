@@ -10,15 +10,22 @@ import numpy as np
 
 from fedveil import __version__, wire
 from fedveil.artifacts import RunFolder, cohort_table
+from fedveil.artifacts.run_folder import ESTIMATE
 from fedveil.config import ConfigError
-from fedveil.config.modulated_planning import MAIN
 from fedveil.strategies import NoGoodReplies
 from fedveil.strategies.message_strategy import MessageStrategy
 
 from .figures import Figures
 from .history import History
 from .methods import Fitting
-from .report import coefficient_lines, coefficients_of, finite, inference_of, reconstruction_of, region_values
+from .report import (
+    coefficient_lines,
+    coefficients_of,
+    inference_of,
+    json_values,
+    reconstruction_of,
+    region_values,
+)
 from .statements import guarantees_of
 
 __all__ = ["APP", "conclude"]
@@ -37,7 +44,7 @@ def conclude(
         If not one message arrived in the whole run: there is no result. The folder keeps what was spent.
     """
     config, problem, plans, say = fitting.config, fitting.problem, fitting.plans, fitting.say
-    schema, main_plan = problem.data.schema, plans[MAIN].plan
+    schema, main_plan = problem.data.schema, plans[wire.MAIN].plan
     if main_plan is None:
         raise ConfigError("the run's own messages must have noise.")
     inference = inference_of(config, strategy.moments, history.effective_clients())
@@ -51,7 +58,7 @@ def conclude(
     bound = reconstruction_of(plans, problem, config, history.ranges, history.directions)
     guarantees = guarantees_of(config, history.all_releases, main_plan.budget)
     center, spread = history.ranges or (np.zeros(problem.num_features), np.ones(problem.num_features))
-    stated = [finite(asdict(guarantee)) for guarantee in guarantees]
+    stated = [asdict(guarantee) for guarantee in guarantees]
     warning = problem_of(history, figures)
     document: dict[str, Any] = {
         "method": config.method,
@@ -62,16 +69,16 @@ def conclude(
         "delta": config.delta,
         "seeded": fitting.streams.is_seeded,
         "clipped-to-norm": problem.bound,
-        "held-out": finite({"records": len(problem.data.test), "r2": figures.r2, "rmse": figures.rmse}),
+        "held-out": {"records": len(problem.data.test), "r2": figures.r2, "rmse": figures.rmse},
         "coefficients-are": f"of {schema.target!r} for one unit of a feature more, of records clipped to that norm",
-        "coefficients": [finite(entry) for entry in entries],
+        "coefficients": entries,
         "problem": warning,
         "identification": intervals.statement,
         "identified": intervals.identified,
         "interval-target": config.interval_target,
         "region": region_values(region),
-        "reconstruction": finite(asdict(bound)),
-        "comparators": [finite(entry) for entry in history.compared],
+        "reconstruction": asdict(bound),
+        "comparators": history.compared,
         "guarantees": stated,
         "guarantees-cover": "this run's own messages; not the comparators' figures",
     }
@@ -86,7 +93,7 @@ def conclude(
         },
         history.metrics,
         cohort_table(history.releases, history.assumed),
-        finite(
+        json_values(
             {
                 "app": APP,
                 "library": __version__,
@@ -99,7 +106,7 @@ def conclude(
                 "guarantees": stated,
             }
         ),
-        documents={"estimate": document},
+        documents={ESTIMATE: json_values(document)},
     )
     if warning:
         say(f"warning: {warning}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.artifacts import Checkpoint
-from fedveil.privacy import CohortRelease, Release
+from fedveil.privacy import MODULATED_MESSAGE, CohortRelease, Release
 from fedveil.strategies import ModulatedOutcome
 
 from .methods import Ranges
@@ -19,6 +20,7 @@ from .methods import Ranges
 __all__ = ["History"]
 
 Arrays = dict[str, NDArray[Any]]
+Packed = tuple[NDArray[np.uint8], dict[str, Any]]
 
 
 class History:
@@ -42,8 +44,9 @@ class History:
         self.compared: list[dict[str, Any]] = []
         self.begun: list[str] = []  # comparators
         self.problem: str | None = None
-        # what a checkpoint holds of each cohort, which lives as long as this does
-        self._packed: dict[int, tuple[NDArray[np.uint8], dict[str, Any]]] = {}
+        # what a checkpoint holds of each cohort, by the cohort itself and for as long as it is held here: pending ones
+        # are dropped, and Python gives their ids to later ones
+        self._packed: WeakKeyDictionary[CohortRelease, Packed] = WeakKeyDictionary()
         if checkpoint is not None:
             self._restore(checkpoint)
 
@@ -105,12 +108,12 @@ class History:
             },
         )
 
-    def _kept(self, cohort: CohortRelease) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    def _kept(self, cohort: CohortRelease) -> Packed:
         """Who sent, as bytes, and the row; made once, for a checkpoint of every round holds all rounds."""
-        if id(cohort) not in self._packed:
+        if cohort not in self._packed:
             clients = np.frombuffer(wire.encode_clients(cohort.clients), np.uint8)
-            self._packed[id(cohort)] = clients, asdict(cohort.release)
-        return self._packed[id(cohort)]
+            self._packed[cohort] = clients, asdict(cohort.release)
+        return self._packed[cohort]
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         arrays = checkpoint.optimizer
@@ -146,7 +149,7 @@ class History:
         """Clients of which a message of the main method arrived."""
         seen = np.zeros(self.num_clients, np.bool_)
         for cohort in self.releases:
-            if cohort.release.name == "modulated-message":
+            if cohort.release.name == MODULATED_MESSAGE:
                 seen[cohort.clients] = True
         return int(seen.sum())
 
@@ -154,7 +157,7 @@ class History:
         """How many clients the messages are worth: (sum n)^2 / sum n^2 where a client sent n; None where none did."""
         counts = np.zeros(self.num_clients)
         for cohort in self.releases:
-            if cohort.release.name == "modulated-message":
+            if cohort.release.name == MODULATED_MESSAGE:
                 counts[cohort.clients] += 1
         square = float(np.sum(counts**2))
         return float(np.sum(counts)) ** 2 / square if square else None

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.clients.modulated_cohort import VariantPlan
-from fedveil.config.modulated import ModulatedConfig
+from fedveil.config.modulated import NO_PRIVACY, ModulatedConfig
 from fedveil.config.modulated_data import Regression
-from fedveil.config.modulated_planning import MAIN
 from fedveil.privacy import CohortRelease
 from fedveil.strategies import Census, LocalDPSGD, ModulatedIterative, ModulatedOneShot, ModulatedOutcome
 from fedveil.strategies.attendance import Participation
 from fedveil.strategies.message_strategy import MessageStrategy
 from fedveil.streams import Streams
+from fedveil.wire import MAIN
 
 __all__ = ["Fitting", "strategy_of"]
 
@@ -47,7 +47,7 @@ def strategy_of(
     on_repeat: Callable[[int, tuple[CohortRelease, ...]], None] | None = None,
     completed_rounds: int = 0,
 ) -> MessageStrategy:
-    """The strategy of the main method ("main") or of a comparator, by its name in the configuration."""
+    """The strategy of the main method (``MAIN``) or of a comparator, by its name in the configuration."""
     config, variant = fitting.config, fitting.plans[name]
     common: dict[str, Any] = {
         "census": fitting.census,
@@ -58,7 +58,7 @@ def strategy_of(
         "code": fitting.code,
         "variant": name,
         # what was released about ranges is paid for by the methods whose plans leave room for it
-        "ranges": None if name in ("dp-sgd", "no-privacy") else fitting.ranges,
+        "ranges": None if name in ("dp-sgd", NO_PRIVACY) else fitting.ranges,
         "completed_rounds": completed_rounds,
         "on_round": on_round,
         "on_repeat": on_repeat,
@@ -80,7 +80,7 @@ def strategy_of(
         "largest_label": variant.largest_label if variant.label_scale is None else None,
         "reply": config.reply if name == MAIN else "sum",
     }
-    if name == "no-privacy":
+    if name == NO_PRIVACY:
         return ModulatedOneShot(**common, ridge=0.0)
     as_main = name in (MAIN, "lambda-0")
     if (config.method if as_main else name) == "one-shot":

@@ -12,9 +12,10 @@ from rich.table import Table
 
 from fedveil.config.modulated import ModulatedConfig
 from fedveil.config.modulated_data import Regression, load_regression, load_site
-from fedveil.config.modulated_planning import MAIN, comparison_rounds, main_releases, variant_plans
+from fedveil.config.modulated_planning import comparison_rounds, main_releases, variant_plans
 from fedveil.config.sites import PLACEHOLDER, site_data, sites_on_disk, uses_sites
 from fedveil.privacy import gaussian_epsilon, rounded_up
+from fedveil.wire import MAIN
 
 from .statements import announce
 

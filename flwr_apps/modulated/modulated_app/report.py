@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config.modulated import ModulatedConfig
 from fedveil.config.modulated_data import Regression
-from fedveil.config.modulated_planning import MAIN, RANGE
 from fedveil.privacy import (
     Intervals,
     ModulatedMoments,
@@ -22,11 +20,19 @@ from fedveil.privacy import (
     confidence_region,
     reconstruction_bound,
 )
+from fedveil.strategies.json_number import json_number
+from fedveil.wire import MAIN, RANGE
 
-from .figures import Figures
 from .methods import Ranges
 
-__all__ = ["coefficient_lines", "coefficients_of", "inference_of", "reconstruction_of", "region_values"]
+__all__ = [
+    "coefficient_lines",
+    "coefficients_of",
+    "inference_of",
+    "json_values",
+    "reconstruction_of",
+    "region_values",
+]
 
 _MOST_LINES = 40
 
@@ -132,14 +138,10 @@ def reconstruction_of(
     )
 
 
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity and no NaN: they become words."""
-    return {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in values.items()
-    }
-
-
-def figure_values(name: str, figures: Figures, privacy: str) -> dict[str, Any]:
-    """The figures of one method."""
-    return {"method": name, "r2": figures.r2, "rmse": figures.rmse, "privacy": privacy}
+def json_values(values: Any) -> Any:
+    """The same values, every number in them as :func:`fedveil.strategies.json_number.json_number` has it."""
+    if isinstance(values, Mapping):
+        return {key: json_values(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [json_values(value) for value in values]
+    return json_number(values) if isinstance(values, float) else values

@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 
 from fedveil import wire
 from fedveil.artifacts import Checkpoint, RunFolder
-from fedveil.config import ConfigError
-from fedveil.config.modulated import ModulatedConfig
+from fedveil.config.modulated import NO_PRIVACY, ModulatedConfig
 from fedveil.config.modulated_data import Regression, load_regression
 from fedveil.config.modulated_planning import (
-    MAIN,
-    RANGE,
     code_of_data,
     comparison_rounds,
     refuse_empty_cohorts,
@@ -34,16 +31,18 @@ from fedveil.config.places import (
     secret_keys,
 )
 from fedveil.config.randomness import run_streams
+from fedveil.config.same_run import check_unchanged
 from fedveil.config.sites import check_run_path, refuse_left_out, schema_digest, uses_sites
 from fedveil.flower import is_simulation_grid
 from fedveil.plugins import resolve
-from fedveil.privacy import CohortRelease, gaussian_epsilon
+from fedveil.privacy import RANGE_MESSAGE, CohortRelease, gaussian_epsilon
 from fedveil.strategies import MessageProgress, ModulatedOutcome, identify_nodes, identify_sites, range_round
 from fedveil.strategies.attempts import check_attempts
 from fedveil.strategies.hooks import hook_names, hooks_after
 from fedveil.strategies.message_strategy import MessageStrategy
 from fedveil.strategies.prompt_grid import PromptGrid
 from fedveil.threads import set_threads
+from fedveil.wire import MAIN, RANGE
 
 from .comparison import comparison_lines, privacy_of
 from .conclusion import APP, conclude
@@ -85,7 +84,8 @@ def main(grid: Grid, context: Context) -> None:
     facts: dict[str, Any] = {"code": code[wire.SOURCE], "data": public_digest(problem)}
     if resumed and checkpoint:
         require_same_hash(config, checkpoint, resumed.path)
-        check_unchanged(checkpoint, facts, resumed.path, simulated=simulated)
+        has_spent = simulated and bool(checkpoint.round or checkpoint.extra["cohorts"])
+        check_unchanged(checkpoint, facts, resumed.path, has_spent=has_spent)
     else:
         check_writable(config)
     if sites:  # only now the server knows how many records there are
@@ -102,7 +102,7 @@ def main(grid: Grid, context: Context) -> None:
         refuse_empty_cohorts(config, census.num_clients)
         counted = {"number of records at each site": [count for _, count in census.ranges.values()]}
         if resumed and checkpoint:
-            check_unchanged(checkpoint, counted, resumed.path, simulated=simulated)
+            check_unchanged(checkpoint, counted, resumed.path, has_spent=False)  # asked above
         facts |= counted
     else:
         census = identify_nodes(
@@ -124,7 +124,7 @@ def main(grid: Grid, context: Context) -> None:
             "ranges may have been estimated when the run was interrupted, and are not asked for again: public ones "
             "serve"
         )
-        if not any(sent.release.name == "range-message" for sent in history.assumed):
+        if not any(sent.release.name == RANGE_MESSAGE for sent in history.assumed):
             history.pay((), (own_plan(plans[RANGE]).cohort_release(np.arange(problem.num_clients), 0),))
     elif RANGE in plans and history.ranges is None:
         variant = plans[RANGE]
@@ -267,8 +267,8 @@ def compare(
     names = [name for name in fitting.plans if name not in (MAIN, RANGE)]
     if not names:
         return
-    if names == ["no-privacy"]:
-        say("comparing with no-privacy: the clients' records leave their nodes without any noise")
+    if names == [NO_PRIVACY]:
+        say(f"comparing with {NO_PRIVACY}: the clients' records leave their nodes without any noise")
     else:
         say(
             f"comparing with {', '.join(names)}: study only, for each of them would spend every client's budget once "
@@ -297,7 +297,7 @@ def compare(
         strategy = strategy_of(name, fitting)
         start = np.zeros(fitting.problem.num_features + 1)
         # gradients are clipped, not records
-        bound = fitting.plans[name].bound if name == "no-privacy" else fitting.problem.bound
+        bound = fitting.plans[name].bound if name == NO_PRIVACY else fitting.problem.bound
         target = HeldOut.of(fitting.problem, strategy.ranges, math.inf if name == "dp-sgd" else bound)
         run_strategy(
             grid,
@@ -314,9 +314,7 @@ def compare(
                 "r2": found.r2,
                 "rmse": found.rmse,
                 "privacy": privacy_of(fitting.plans[name], config),
-                "coefficients": [
-                    value if math.isfinite(value) else str(value) for value in strategy.coefficients.tolist()
-                ],
+                "coefficients": strategy.coefficients.tolist(),
             }
         )
         save()
@@ -330,21 +328,3 @@ def public_digest(problem: Regression) -> str:
     digest = blake2b(f"{problem.num_clients}/{problem.data.schema.names}".encode(), digest_size=16)
     digest.update(np.ascontiguousarray(features).tobytes() + targets.tobytes())
     return digest.hexdigest()
-
-
-def check_unchanged(
-    checkpoint: Checkpoint, facts: Mapping[str, Any], folder: Path, *, simulated: bool
-) -> None:
-    """Refuse to go on with a run whose code, data or ledger are not what they were."""
-    for name, now in facts.items():
-        if checkpoint.extra["facts"].get(name) != now:
-            raise ConfigError(
-                f"the {name} is not what it was when the run in {folder} was interrupted: restore it, or start a new "
-                "run."
-            )
-    spent = checkpoint.round or checkpoint.extra["cohorts"]
-    if simulated and spent and not (folder / "node-ledger.sqlite").exists():
-        raise ConfigError(
-            f"{folder}/node-ledger.sqlite is lost, and with it what the clients have spent: restore it, or start a "
-            "new run, which is new spending."
-        )

@@ -11,7 +11,6 @@ from fedveil import __version__
 from fedveil.clients.modulated_cohort import VariantPlan
 from fedveil.config.modulated import ModulatedConfig
 from fedveil.config.modulated_data import Regression
-from fedveil.config.modulated_planning import MAIN, RANGE
 from fedveil.privacy import (
     CohortRelease,
     Guarantee,
@@ -21,6 +20,7 @@ from fedveil.privacy import (
     rounded_up,
     worst_mu,
 )
+from fedveil.wire import MAIN, RANGE
 
 _NEIGHBOURS = {
     "attribute": "all features of one client's record replaced, its label the same",
