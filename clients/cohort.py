@@ -8,6 +8,7 @@ however the clients are grouped into cohorts and in whatever order they come.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -196,9 +197,9 @@ class Cohort:
             Clients whose plan has a release of the contribution, and that are to make it in this round.
         keep_updates : bool
             Return each client's own update instead of the totals, for a server that clips and adds noise itself. One
-            that is not finite, or whose local step fails, is zeros, from a client that took part like any other: were
-            it an error, it would take the others' updates with it, and the server's sum would move by more than the one
-            client's clip.
+            that is not finite, or whose model, loss or local step fails, is zeros, from a client that took part like
+            any other: were it an error, it would take the others' updates with it, and the server's sum would move by
+            more than the one client's clip.
 
         Returns
         -------
@@ -240,6 +241,7 @@ class Cohort:
                         raise
                     # for the node's owner: the reply looks as if the update had been zeros
                     print(f"fedveil | round {round}: {failure} Its update counts as 0.", flush=True)
+                    traceback.print_exception(failure)
                     answer = _Answer(LocalUpdate(_zeros(arrays), failure.releases), {}, failure.releases)
                 releases += answer.rows
                 digests[task.client] = _digest(answer.update.delta, answer.released)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedveil.models import Learner
 
-__all__ = ["Arrays", "Rows", "gradient_blocks", "pieces"]
+__all__ = ["Arrays", "GradientFailed", "Rows", "failures_named", "gradient_blocks", "pieces"]
 
 Arrays = Mapping[str, NDArray[np.floating]]
 
@@ -23,6 +24,22 @@ Rows = tuple[Tensor, ...]
 
 _CHUNK = 2**21  # numbers in one block of per-record gradients, rows a function of p only
 _PIECE = 2**16  # numbers of a block that are worked on at a time: 512 kB in float64
+
+
+class GradientFailed(ValueError):
+    """A network or its loss raised on some record; the text of that, which may tell of the record, is its cause's."""
+
+
+@contextmanager
+def failures_named() -> Iterator[None]:
+    """Turn whatever a network or a loss raises in the block into a :class:`GradientFailed` that tells its kind."""
+    try:
+        yield
+    except Exception as error:
+        raise GradientFailed(
+            f"the model or its loss raised {type(error).__name__} on a record: let them take every record of the "
+            "description's shape and range; the node's own log has the rest."
+        ) from error
 
 
 def pieces(gradients: Rows) -> Iterator[tuple[slice, Tensor]]:
@@ -71,6 +88,11 @@ def gradient_blocks(
     tuple of Rows
         The gradients of the block's records at each view.
 
+    Raises
+    ------
+    GradientFailed
+        If the network or the loss raises.
+
     Notes
     -----
     A row depends on its own record and on public shapes alone. How the records fall into blocks, and whether a block
@@ -92,14 +114,16 @@ def gradient_blocks(
     rows = max(1, min(len(labels), _CHUNK // size))
     if rows == 1:  # a large network: vmap of one takes longer, and a float64 copy of a gradient too
         for features, label in zip(zip(*views, strict=True), torch.tensor(labels), strict=True):
-            each = (gradient_of(parameters, torch.tensor(record), label) for record in features)
+            with failures_named():
+                each = [gradient_of(parameters, torch.tensor(record), label) for record in features]
             yield tuple(tuple(grads[name].reshape(1, -1) for name in parameters) for grads in each)
         return
     buffers = [torch.empty((rows, size), dtype=torch.float64) for _ in views]
     for start in range(0, len(labels), rows):
         part = slice(start, start + rows)
         batch = torch.cat([torch.tensor(view[part]) for view in views])
-        gradients = gradients_of(parameters, batch, torch.tensor(labels[part]).repeat(len(views)))
+        with failures_named():
+            gradients = gradients_of(parameters, batch, torch.tensor(labels[part]).repeat(len(views)))
         by_view = zip(*(gradients[name].flatten(1).chunk(len(views)) for name in parameters), strict=True)
         yield tuple((_fill(buffer, parts),) for buffer, parts in zip(buffers, by_view, strict=True))
 

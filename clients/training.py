@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch.func import functional_call, grad
 
 from fedveil.clients.gradients import Arrays, attribute_mean_and_share, clipped_mean
+from fedveil.clients.record_gradients import GradientFailed, failures_named
 from fedveil.models import Learner
 from fedveil.privacy import Release, StepMechanism
 from fedveil.streams import Stream
@@ -92,7 +93,7 @@ class LocalUpdate:
 
 
 class LocalStepFailed(ValueError):
-    """A learner's local step failed after noised means were drawn.
+    """A learner failed on a client's records, perhaps after noised means were drawn.
 
     Parameters
     ----------
@@ -157,8 +158,8 @@ def local_update(
         If ``steps < 1``, the mechanism was planned for another number of records, or something it needs is
         missing.
     LocalStepFailed
-        If the learner's local step fails or returns something of another shape; it carries the rows of the means
-        drawn until then.
+        If the learner's network or loss raises on a record, or its local step fails or returns something of another
+        shape; it carries the rows of the means drawn until then.
 
     Notes
     -----
@@ -182,10 +183,14 @@ def local_update(
     within = None
     for step in range(steps):
         here = {name: start[name] + change for name, change in _split(delta, start).items()}
-        if mechanism is None:
-            mean = _noiseless_mean(learner, here, data, clip_norm)
-        else:
-            mean, share = _mean(mechanism, learner, here, data, batches)
+        try:
+            if mechanism is None:
+                mean, share = _noiseless_mean(learner, here, data, clip_norm), None
+            else:
+                mean, share = _mean(mechanism, learner, here, data, batches)
+        except GradientFailed as error:
+            raise LocalStepFailed(f"client {client}: {error}", releases) from error
+        if mechanism is not None:
             mean += mechanism.sigma * noise.normal(delta.size)
             releases += tuple(mechanism.releases(client, round, step))
             within = share if count_within and step == 0 else within
@@ -268,7 +273,8 @@ def _mean_gradient(learner: Learner, arrays: Arrays, data: ClientData) -> NDArra
     for start in range(0, len(data), _BATCH):
         part = slice(start, start + _BATCH)
         records = torch.tensor(data.features[part].reshape(-1, *data.record_shape))
-        gradients = grad(total_loss)(parameters, records, torch.tensor(data.labels[part]))
+        with failures_named():
+            gradients = grad(total_loss)(parameters, records, torch.tensor(data.labels[part]))
         total += np.concatenate([gradients[name].numpy().ravel() for name in parameters])
     return total / len(data)
 

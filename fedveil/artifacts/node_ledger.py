@@ -17,7 +17,7 @@ from fedveil.artifacts.client_rows import Past, ReplayMismatch
 from fedveil.artifacts.cohort_rows import Sent
 from fedveil.artifacts.lifetime import LifetimeExceeded, Square
 from fedveil.artifacts.node_tables import make_tables, upgrade_tables
-from fedveil.artifacts.sqlite_file import connected, transaction
+from fedveil.artifacts.sqlite_file import connected, refuse_cut_short, transaction
 from fedveil.privacy import BudgetExceeded, CohortRelease, Relation, Release
 from fedveil.privacy.domain import positive
 
@@ -71,6 +71,7 @@ class NodeLedger:
                 "delete it if this node has never released anything."
             )
         with transaction(self.path) as database:
+            refuse_cut_short(database, self.path)
             upgrade_tables(database, self.path)
 
     def record(

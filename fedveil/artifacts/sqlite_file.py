@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from fedveil.artifacts.arrays_file import DamagedFile
 from fedveil.artifacts.atomic import WriteFailed
 
-__all__ = ["connected", "transaction"]
+__all__ = ["connected", "refuse_cut_short", "transaction"]
 
 _PATIENCE = 60.0  # seconds to wait for other processes that write
 
@@ -73,3 +74,22 @@ def transaction(path: Path, *, named: Path | None = None) -> Iterator[sqlite3.Co
         database.execute("BEGIN IMMEDIATE")  # the lock comes before the first look: no writer in between
         yield database
         database.execute("COMMIT")  # an error on the way here closes the connection, which rolls back
+
+
+def refuse_cut_short(database: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that has fewer bytes than its pages take, in an open transaction.
+
+    SQLite itself takes what a last page lacks for zeros, and the rows that were there for none.
+
+    Raises
+    ------
+    DamagedFile
+        If the end of the file is missing.
+    """
+    (pages,), (size,) = (
+        database.execute(f"PRAGMA {what}").fetchone() for what in ("page_count", "page_size")
+    )
+    if os.stat(path).st_size < pages * size:
+        raise DamagedFile(
+            f"{path} lacks its end, as a copy that was cut short does: restore its last good copy."
+        )

@@ -42,7 +42,7 @@ def _modulated(config: ModulatedConfig) -> RunTerms:
     noise: tuple[Noise, ...] = ("local",)
     if config.asks_without_noise:
         # beside messages without noise no bound of the others says anything
-        return RunTerms("modulated", (*noise, "none"), (own,), {}, sensitivity=config.sensitivity)
+        return RunTerms("modulated", (*noise, "none"), (), {}, sensitivity=config.sensitivity)
     return RunTerms("modulated", noise, (own,), _bounded({own: mu}), sensitivity=config.sensitivity)
 
 
@@ -86,4 +86,6 @@ def _central(config: FedSVAConfig) -> float:
 
 def _bounded(costs: dict[Relation, float]) -> dict[Relation, float]:
     """Costs with that of the attributes, which a bound for whole records bounds too."""
-    return {"attribute": costs["record"], **costs} if "record" in costs else costs
+    if "record" not in costs:
+        return costs
+    return {**costs, "attribute": min(costs["record"], costs.get("attribute", math.inf))}

@@ -75,6 +75,13 @@ def test_two_budgets_are_both_kept(fedsva: Callable[..., Any]):
     assert {guarantee["kind"] for guarantee in stated.values()} == {"proven"}
 
 
+def test_attributes_are_promised_no_less_than_the_records_that_they_are_part_of(fedsva: Callable[..., Any]):
+    """Noise that follows releases is promised by the filters' budgets, and both of them hold for attributes."""
+    stated = fedsva({"attribute-clip-rule": "quantile", "epsilon": 30.0, "epsilon-record": 2.0}).guarantees
+    assert stated["attribute"]["epsilon"] <= stated["record"]["epsilon"] <= 2.0
+    assert {guarantee["kind"] for guarantee in stated.values()} == {"proven"}
+
+
 def test_record_level_noise_protects_attributes_as_records(fedsva: Callable[..., Any]):
     run = fedsva({"calibration": "uniform", "epsilon": 2.0})
     stated = run.guarantees

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from fractions import Fraction
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedveil.artifacts import DamagedFile, NodeLedger, Past, ReplayMismatch, WriteFailed
 from fedveil.artifacts.client_rows import insert
@@ -264,9 +267,26 @@ def test_a_ledger_that_was_cut_short_anywhere_is_refused(ledger: NodeLedger, kep
     ledger.record("run", {3: "a"}, [row(3, 1)], replay=False)
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(whole[:kept])
-    with pytest.raises(DamagedFile, match=r"ledger.sqlite is not a node ledger (or is damaged|of version)"):
+    with pytest.raises(DamagedFile, match=r"ledger.sqlite (lacks its end|is not a node ledger)"):
         NodeLedger(ledger.path)
     assert ledger.path.read_bytes() == whole[:kept]
+
+
+@given(st.integers(1, 60), st.integers(1, 4095))
+@settings(max_examples=40)
+def test_a_ledger_that_lacks_any_part_of_its_last_page_is_refused(runs: int, missing: int) -> None:
+    """SQLite takes what lacks for zeros: the rows there would be forgotten, and their budget whole again."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = NodeLedger(Path(folder) / "ledger.sqlite")
+        for number in range(runs):
+            ledger.book(f"run-{number}", {"record": 1.0})
+        whole = ledger.path.read_bytes()
+        assert len(NodeLedger(ledger.path).spent_by_run("record")) == runs
+        ledger.path.write_bytes(whole[:-missing])
+        with pytest.raises(DamagedFile, match="lacks its end"):
+            NodeLedger(ledger.path)
+        ledger.path.write_bytes(whole)
+        assert len(NodeLedger(ledger.path).spent_by_run("record")) == runs
 
 
 def test_a_database_without_tables_is_no_new_ledger(tmp_path: Path) -> None:

@@ -12,9 +12,17 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fedveil.artifacts import NodeLedger, ReplayMismatch
-from fedveil.clients import ClientData, Cohort, CohortResult, LocalStepFailed, local_update
+from fedveil.clients import (
+    ClientData,
+    Cohort,
+    CohortResult,
+    LocalStepFailed,
+    local_update,
+    record_gradients,
+)
 from fedveil.models import Learner, build_learner, initial_arrays
 from fedveil.privacy import BudgetExceeded, Plan, StepMechanism, budgets, plan_step
 from fedveil.streams import Streams
@@ -374,6 +382,68 @@ def test_a_failing_local_step_is_zeros_and_leaves_the_others_as_they_are_where_t
         assert not np.any(failed.updates[name][1])
     told = ("num_examples", "took_part", "out_of_budget", "releases", "released")
     assert [getattr(failed, name) for name in told] == [getattr(usual, name) for name in told]
+
+
+class Table(nn.Module):
+    """A row of scores for each value of a record's first feature, 0 to 3; another value is an IndexError of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(4, 3)
+
+    def forward(self, records: torch.Tensor) -> torch.Tensor:
+        """Scores of shape (n, 3)."""
+        return self.rows(records[:, 0].long())
+
+
+def of_table(first: float) -> ClientData:
+    """Four records, the last one with this first feature."""
+    features = np.array([[0], [1], [2], [first]], np.float32)
+    return ClientData(features, np.array([0, 1, 2, 1]))
+
+
+def train_tables(data: Mapping[int, ClientData], plan: StepMechanism | None, **options: Any) -> CohortResult:
+    """A first round of a cohort whose model is a Table."""
+    learner = Learner(Table())
+    node = Cohort(
+        learner,
+        data,
+        dict.fromkeys(data, plan),
+        budgets=budgets(calibration="uniform", epsilon=2.0, delta=1e-5) if plan else {},
+        streams=STREAMS,
+        node_ledger=None,
+        run="run",
+        steps=STEPS,
+        learning_rate=0.5,
+    )
+    return node.train(1, {"rows.weight": np.zeros((4, 3), np.float32)}, list(data), **options)
+
+
+def test_a_model_that_raises_on_one_client_s_record_leaves_the_others_as_they_are_where_the_server_adds_the_noise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usual = train_tables({0: of_table(3), 1: of_table(0), 2: of_table(1)}, None, keep_updates=True)
+    failed = train_tables({0: of_table(3), 1: of_table(4711), 2: of_table(1)}, None, keep_updates=True)
+    for name in usual.updates:
+        np.testing.assert_array_equal(failed.updates[name][[0, 2]], usual.updates[name][[0, 2]])
+        assert np.any(usual.updates[name][1])
+        assert not np.any(failed.updates[name][1])
+    assert failed.took_part == usual.took_part
+    assert failed.num_examples == usual.num_examples
+    assert "IndexError" in capsys.readouterr().err  # for the node's owner
+
+
+def test_of_a_model_that_raises_on_a_record_the_kind_of_error_is_told_and_nothing_of_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record_gradients, "_CHUNK", 1)  # record by record, as for a large network
+    with pytest.raises(LocalStepFailed) as failure:
+        train_tables({1: of_table(4711)}, StepMechanism(4, 1.0, 9.0))
+    assert str(failure.value) == (
+        "client 1: the model or its loss raised IndexError on a record: let them take every record of the "
+        "description's shape and range; the node's own log has the rest."
+    )
+    assert failure.value.releases == ()
 
 
 def test_a_failing_local_step_is_an_error_where_the_clients_add_the_noise(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def test_a_run_costs_what_its_rows_come_to_and_no_less(
     assert rows <= stated <= rows * (1 + slack)
 
 
+def test_attributes_cost_no_more_than_the_records_that_they_are_part_of() -> None:
+    costs = terms_of(fedsva(epsilon=30.0, epsilon_record=2.0)).costs
+    assert costs["attribute"] == costs["record"] == gaussian_mu(2.0, 1e-5)
+
+
 def test_noise_that_follows_releases_costs_the_worst_that_may_come_out() -> None:
     config = fedsva(contribution="0.0")  # C_p = 0.05 C: whole records cost 20 times their attributes
     costs = terms_of(config).costs
@@ -136,6 +141,6 @@ def test_a_modulated_run_costs_the_budget_that_its_clients_keep(more: Mapping[st
 
 def test_messages_without_noise_leave_the_whole_run_without_a_bound() -> None:
     terms = terms_of(modulated(comparators="no-privacy"))
-    assert (terms.privacy, terms.costs) == (("local", "none"), {})
+    assert (terms.privacy, terms.relations, terms.costs) == (("local", "none"), (), {})
     assert terms_of(modulated(comparators="none")).privacy == ("local",)
     assert math.isfinite(terms_of(modulated(comparators="auto")).costs["attribute"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from fedveil import __version__
@@ -213,10 +213,15 @@ def state_guarantees(config: FedSVAConfig, releases: tuple[Release, ...]) -> lis
         elif config.is_data_dependent:
             stated.append(_unproven(config, relation))
         else:
-            # attribute neighbours are record neighbours, so a filter of records bounds them too
-            budget = allowed.get(relation, allowed.get("record") if relation == "attribute" else None)
-            stated.append(weakest_guarantee(ledger, config.delta, relation, budget))
+            stated.append(weakest_guarantee(ledger, config.delta, relation, _budget(allowed, relation)))
     return stated
+
+
+def _budget(allowed: Mapping[Relation, float], relation: Relation) -> float | None:
+    """The mu that a client's filter keeps under a relation, if it keeps one."""
+    # attribute neighbours are record neighbours, so a filter of records bounds them too
+    names: tuple[Relation, ...] = ("attribute", "record") if relation == "attribute" else (relation,)
+    return min((allowed[name] for name in names if name in allowed), default=None)
 
 
 def readings(config: FedSVAConfig, releases: tuple[Release, ...]) -> dict[str, float]:
@@ -229,7 +234,8 @@ def readings(config: FedSVAConfig, releases: tuple[Release, ...]) -> dict[str, f
     for relation in relations:
         mu = max((ledger.odometer(client, relation) for client in ledger.clients), default=0.0)
         # a client's filter stops it at its budget, whatever the server assumes for replies that were lost
-        found[relation] = gaussian_epsilon(min(mu, allowed.get(relation, math.inf)), config.delta)
+        budget = _budget(allowed, relation)
+        found[relation] = gaussian_epsilon(mu if budget is None else min(mu, budget), config.delta)
     return found
 
 
