@@ -129,6 +129,7 @@ node() {
     rm -f "$1/runtime-ca.key"
   fi
   secret "$1/superexec.secret"
+  [ ! -d "$1/policy.toml" ] || die "$1/policy.toml is a folder, which compose makes where the file was missing: remove it, run this again, then docker compose up --force-recreate."
   [ -e "$1/policy.toml" ] || cp "$here/policy.toml" "$1/policy.toml"
   [ -e "$1/site.env" ] || printf '%s\n' "# where the operator said the proxy listens; this site's number from 0; the number of all sites" SUPERLINK= PARTITION= NODES= \
     "SITE=$(cd "$1" && pwd)" "FEDVEIL_UID=$uid" "FEDVEIL_GID=$gid" >"$1/site.env"

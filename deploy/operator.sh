@@ -18,7 +18,8 @@ for key in "$nodes"/*.pub; do
   [ -e "$key" ] || { echo "register: no public key in $nodes: copy the sites' .pub files there." >&2; exit 2; }
   name=$(basename "$key" .pub)
   if register "$key" "$name"; then
-    echo "$name: registered"
+    node=$(echo "$answer" | sed -n 's/.*SuperNode \([0-9][0-9]*\).*/\1/p' | head -1)
+    echo "$name: registered${node:+ as node $node}"
   elif echo "$answer" | grep -qi "already in use"; then
     echo "$name: registered before"
   else

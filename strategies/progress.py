@@ -91,7 +91,9 @@ class Progress:
         spent = self._composed(relation)
         if spent is None or math.isinf(spent):
             return spent
-        return min(spent, self.budgets.get(relation, math.inf))
+        # attribute neighbours are record neighbours, so what a client keeps for records it keeps for attributes
+        names: tuple[Relation, ...] = ("attribute", "record") if relation == "attribute" else (relation,)
+        return min(spent, *(self.budgets.get(name, math.inf) for name in names))
 
     def _composed(self, relation: Relation) -> float | None:
         squares = {client: square for (client, key), square in self._squares.items() if key == relation}

@@ -93,6 +93,15 @@ def admit_run(
     if simulated:
         return None
     try:
+        return _admitted(config, run, node, site)
+    except PolicyRefusal as error:  # Flower's number of a node says nothing to who reads of it
+        raise PolicyRefusal(f"node {node}: {error}") from None
+
+
+def _admitted(
+    config: FedSVAConfig | ModulatedConfig, run: str | None, node: int, site: SiteData | None
+) -> Policy | None:
+    try:
         policy = node_policy()
     except BadPolicy as error:
         print(f"fedveil | {error}", flush=True)  # for the node's owner: paths of his stay here

@@ -19,6 +19,8 @@ __all__ = ["explain_policy"]
 _DELTA = 1e-5
 """Where no policy has one: what has been spent is told at it."""
 
+_SHOWN = 5  # names of runs in a line
+
 _NOTHING_HIDDEN = 1e24
 """A sum of mu^2 so large that it is told as what it is: no bound."""
 
@@ -106,11 +108,14 @@ def _rules(policy: Policy) -> list[str]:
 def _spent(relation: Relation, runs: dict[str, Fraction | float], policy: Policy | None) -> str:
     delta = _DELTA if policy is None or policy.delta is None else policy.delta
     total, counted = sum(runs.values()), f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-    unbounded = sum(square > _NOTHING_HIDDEN for square in runs.values())
+    unbounded = [run for run, square in runs.items() if square > _NOTHING_HIDDEN]
     if not runs:
         line = f"{relation}: nothing"
     elif unbounded:
-        line = f"{relation}: no bound, {unbounded} of {counted} had none"
+        line = f"{relation}: no bound, {len(unbounded)} of {counted} had none"
+        if len(unbounded) < len(runs):
+            more = len(unbounded) - _SHOWN
+            line += f" ({', '.join(unbounded[:_SHOWN])}{f' and {more} more' if more > 0 else ''})"
     else:
         mu = _root(Fraction(total))
         line = (

@@ -54,7 +54,7 @@ def test_a_run_without_a_bound_is_told_as_what_it_is(home: Path) -> None:
     (home / "policy.toml").write_text(TOTAL)
     spend(home, "first", 1.0)
     spend(home, "second", 1.0, chosen="data-dependent")
-    assert "record: no bound, 1 of 2 runs had none; of 2 allowed, nothing is left" in invoke().stdout
+    assert "record: no bound, 1 of 2 runs had none (second); of 2 allowed, nothing is left" in invoke().stdout
 
 
 def test_a_node_without_a_policy_and_without_a_ledger_is_told(home: Path) -> None:

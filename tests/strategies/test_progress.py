@@ -72,6 +72,29 @@ def assert_figures_are_the_ledgers(progress: Progress, releases: list[Release], 
         assert figure == pytest.approx(guarantee.epsilon, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("budgets", "attribute", "record"),
+    [
+        ({"record": 1.0}, 1.0, 1.0),
+        ({"attribute": 1.0}, 1.0, None),
+        ({"attribute": 0.5, "record": 1.0}, 0.5, 1.0),
+        ({"attribute": 3.0, "record": 1.0}, 1.0, 1.0),
+    ],
+)
+def test_rows_assumed_for_lost_replies_pass_no_budget_and_records_budgets_hold_for_attributes(
+    budgets, attribute, record
+):
+    mechanism = StepMechanism(
+        20, 1.0, 0.05
+    )  # far beyond each budget, as rows beside a repeated round's may be
+    progress = Progress(4, DELTA, budgets, say=lambda line: None)
+    rows = mechanism.releases(0, 1, 0)
+    progress.round(outcome(1, rows, assumed=rows))
+    assert progress.epsilon("attribute") == attribute
+    spent = gaussian_epsilon(compose_mu([row.mu for row in rows] * 2), DELTA)
+    assert progress.epsilon("record") == (pytest.approx(spent, rel=1e-12) if record is None else record)
+
+
 def test_the_line_says_everything_a_person_asks():
     said = []
     progress = Progress(12, DELTA, {"attribute": 2.0}, say=said.append)

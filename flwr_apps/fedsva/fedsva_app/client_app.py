@@ -45,11 +45,11 @@ def identify(message: Message, context: Context) -> Message:
         sites = _sites(config, context)
         policy = _admit(config, None, context, sites)
         cohort = host(config, partition_id, num_partitions, None, is_simulated(), sites, policy)
+        schema = None
+        if uses_sites(config):
+            schema = schema_digest(assembly.load_sites(config, dict(sites)).dataset.schema)
     except ConfigError as error:  # every site's file may have the same name
         raise ConfigError(f"node {partition_id}: {error}") from error
-    schema = None
-    if uses_sites(config):
-        schema = schema_digest(assembly.load_sites(config, dict(sites)).dataset.schema)
     code = assembly.code_of(config, CODE)
     return Message(
         handle_identify(cohort, partition_id, num_partitions, code, schema),
