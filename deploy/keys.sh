@@ -17,10 +17,10 @@ days=${FEDVEIL_CERTIFICATE_DAYS:-825}
 uid=${FEDVEIL_UID:-$(id -u)}; gid=${FEDVEIL_GID:-$(id -g)}
 if [ "$uid" = 0 ]; then uid=10001; gid=10001; fi
 
-die() { echo "keys.sh: $*" >&2; exit 2; }
+# printf, for an echo may read a backslash in a path as more than that
+warn() { printf 'keys.sh: %s\n' "$*" >&2; }
+die() { warn "$@"; exit 2; }
 for tool in openssl ssh-keygen; do command -v "$tool" >/dev/null || die "$tool is missing: install it and run this again."; done
-
-warn() { echo "keys.sh: $*" >&2; }
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -33,7 +33,10 @@ set_there() { [ ! -e "$settings" ] || sed -n "s/^$1=/$1=/p" "$settings" | tail -
 keep() {
   for pair in "$@"; do
     there=$(set_there "${pair%%=*}")
-    if [ -z "$there" ]; then echo "$pair" >>"$settings"
+    if [ -z "$there" ]; then
+      # an editor may leave the last line without an end
+      [ ! -s "$settings" ] || [ -z "$(tail -c 1 "$settings")" ] || echo >>"$settings"
+      echo "$pair" >>"$settings"
     elif [ "$there" != "$pair" ]; then warn "$settings keeps $there; for what you asked now set $pair there."; fi
   done
 }
@@ -55,10 +58,13 @@ names() {
   echo "${list#,}"
 }
 
-# authority KEY CRT: a certificate authority that may sign servers only
+# private KEY: a server's or an authority's private key
+private() { [ -s "$1" ] || openssl ecparam -name prime256v1 -genkey -noout -out "$1"; }
+
+# authority KEY CRT: a certificate authority that may sign servers only; of a key that is there, so that what it signed stays good
 authority() {
   [ -s "$2" ] && return
-  openssl ecparam -name prime256v1 -genkey -noout -out "$1"
+  private "$1"
   openssl req -x509 -new -sha256 -key "$1" -days 3650 -subj "/CN=FedVeil deployment" -out "$2" \
     -addext "basicConstraints=critical,CA:TRUE,pathlen:0" -addext "keyUsage=critical,keyCertSign,cRLSign"
   chmod 644 "$2"
@@ -78,20 +84,31 @@ certificate() {
   [ -s "$ca_key" ] || die "$ca_key is not here: bring it back to sign $stem.crt."
   extensions=$scratch/extensions
   printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\nbasicConstraints=critical,CA:FALSE\n' "$san" >"$extensions"
-  openssl ecparam -name prime256v1 -genkey -noout -out "$stem.key"
+  made=; [ -s "$stem.key" ] || made=$stem.key
+  private "$stem.key"
   openssl req -new -key "$stem.key" -subj "/CN=$1" |
     openssl x509 -req -sha256 -CA "$ca_crt" -CAkey "$ca_key" -set_serial "0x$(openssl rand -hex 16)" -days "$days" \
-      -extfile "$extensions" -out "$stem.crt" 2>"$extensions.said" || { rm -f "$stem.key"; die "openssl makes no certificate for $san: $(grep -v '^$' "$extensions.said" | head -1)"; }
+      -extfile "$extensions" -out "$stem.crt" 2>"$extensions.said" || { [ -z "$made" ] || rm -f "$made"; die "openssl makes no certificate for $san: $(grep -v '^$' "$extensions.said" | head -1)"; }
   chmod 644 "$stem.crt"
 }
 
+# shown: what the proxy shows and proves, certificate and key in one file; written in place, so that its mode and owner stay
+shown() {
+  proxy=$top/proxy/proxy
+  [ -s "$proxy.key" ] || die "$proxy.key is not here: bring it back, or delete $proxy.* and run this again."
+  cat "$proxy.crt" "$proxy.key" | cmp -s - "$proxy.pem" 2>/dev/null || cat "$proxy.crt" "$proxy.key" >"$proxy.pem"
+}
+
 server() {
+  case "$top" in
+    *'"'* | *'\'* | *[[:cntrl:]]*) die "$top has a quotation mark, a backslash or a control character, which config.toml cannot hold: set FEDVEIL_DEPLOYMENT to another folder." ;;
+  esac
   mkdir -p "$top/ca" "$top/superlink/state" "$top/server/data" "$top/proxy" "$top/runs" "$top/operator" "$top/operator-container/nodes"
   [ -e "$top/.gitignore" ] || echo '*' >"$top/.gitignore"
   authority "$top/ca/ca.key" "$top/ca/ca.crt"
   certificate "$top/superlink" server "$top/ca/ca.key" "$top/ca/ca.crt" superlink localhost 127.0.0.1
   certificate "$top/proxy" proxy "$top/ca/ca.key" "$top/ca/ca.crt" localhost proxy operator-proxy 127.0.0.1 "$@"
-  [ -s "$top/proxy/proxy.pem" ] || cat "$top/proxy/proxy.crt" "$top/proxy/proxy.key" >"$top/proxy/proxy.pem"
+  shown
   secret "$top/superlink/superexec.secret"
   port=$(set_there FEDVEIL_CONTROL_PORT | sed 's/^[^=]*=["'"'"']*//; s/[^0-9].*//')
   port=${FEDVEIL_CONTROL_PORT:-${port:-8444}}
@@ -112,11 +129,23 @@ connection() {
   printf '[superlink]\ndefault = "deployment"\n\n[superlink.deployment]\naddress = "%s"\nroot-certificates = "%s"\n' "$2" "$3" >"$1"
 }
 
+# identity FOLDER: node.key and node.key.pub, by which the server knows the site
+identity() {
+  if ! [ -s "$1/node.key" ]; then
+    rm -f "$1/node.key" "$1/node.key.pub"  # an empty one, of a full disk: ssh-keygen would ask whether to overwrite it
+    ssh-keygen -q -t ecdsa -b 384 -N "" -C "$(basename "$1")" -f "$1/node.key"
+  elif ! [ -s "$1/node.key.pub" ]; then
+    ssh-keygen -y -P "" -f "$1/node.key" >"$scratch/public" 2>/dev/null ||
+      die "$1/node.key is no private key without a passphrase: bring the right one back, or delete it for a new one, which the operator must register."
+    cp "$scratch/public" "$1/node.key.pub"
+  fi
+}
+
 # node FOLDER CA_CRT
 node() {
   mkdir -p "$1/data" "$1/state"
   [ -e "$1/.gitignore" ] || echo '*' >"$1/.gitignore"
-  [ -s "$1/node.key" ] || ssh-keygen -q -t ecdsa -b 384 -N "" -C "$(basename "$1")" -f "$1/node.key"
+  identity "$1"
   if ! [ -s "$1/superlink-ca.crt" ]; then cp "$2" "$1/superlink-ca.crt"
   elif ! cmp -s "$2" "$1/superlink-ca.crt"; then
     warn "$1/superlink-ca.crt stays as it is, and $2 is another: if the operator's authority is new, delete $1/superlink-ca.crt and run this again."
@@ -145,7 +174,7 @@ settle() {
 
 case ${1:-} in
   local)
-    count=${2:-}; case "$count" in '' | *[!0-9]*) die "local needs the number of nodes, 1 to 5: keys.sh local 3." ;; esac
+    count=${2:-}; case "$count" in '' | 0* | *[!0-9]*) die "local needs the number of nodes, 1 to 5: keys.sh local 3." ;; esac
     [ "$count" -ge 1 ] && [ "$count" -le 5 ] || die "local makes 1 to 5 nodes, got $count: for more, give each site its own compose project (deploy/site)."
     shift 2; server "$@"
     for k in $(seq "$count"); do
@@ -169,6 +198,8 @@ case ${1:-} in
     ;;
   node)
     [ $# -eq 3 ] || die "node needs a folder and the server's ca.crt: keys.sh node ./site-a ca.crt."
+    [ -n "$2" ] || die "the folder's name is empty: keys.sh node ./site-a ca.crt."
+    for name in "$2" "$3"; do case "$name" in -*) die "'$name' begins like an option: write ./$name." ;; esac; done
     [ -s "$3" ] || die "$3 is not there: ask the operator for ca.crt."
     openssl x509 -in "$3" -noout 2>/dev/null || die "$3 is no certificate: ask the operator for ca.crt."
     node "$2" "$3"

@@ -13,11 +13,15 @@ register() {
   done
 }
 
+set -- "$nodes"/*.pub
+[ -e "$1" ] || [ -L "$1" ] || { echo "register: no public key in $nodes: copy the sites' .pub files there." >&2; exit 2; }
+
 failed=0
-for key in "$nodes"/*.pub; do
-  [ -e "$key" ] || { echo "register: no public key in $nodes: copy the sites' .pub files there." >&2; exit 2; }
+for key in "$@"; do
   name=$(basename "$key" .pub)
-  if register "$key" "$name"; then
+  if ! [ -f "$key" ] || ! [ -r "$key" ]; then
+    echo "$name: $key cannot be read: copy the site's .pub file itself there, no link to it." >&2; failed=1
+  elif register "$key" "$name"; then
     node=$(echo "$answer" | sed -n 's/.*SuperNode \([0-9][0-9]*\).*/\1/p' | head -1)
     echo "$name: registered${node:+ as node $node}"
   elif echo "$answer" | grep -qi "already in use"; then

@@ -250,7 +250,7 @@ class NodeLedger:
         with connected(self.path) as database:
             return lifetime.spent_by_run(database, relation)
 
-    def bind(self, run: str, what: str, digest: str) -> None:
+    def bind(self, run: str, what: str, digest: str, *, called: str | None = None) -> None:
         """Keep what a run's clients are when it is first asked for, and refuse the run once they are something else.
 
         Rows are filed by a client's number in its run. Under other settings (another public seed or partition), or at
@@ -261,9 +261,11 @@ class NodeLedger:
         run : str
             Name of the run.
         what : str
-            What must stay, as the error calls it.
+            What must stay.
         digest : str
             Of that, as it is now.
+        called : str, optional
+            How the error names it, where ``what`` is nobody's business but this node's.
 
         Raises
         ------
@@ -278,8 +280,8 @@ class NodeLedger:
             query = "SELECT digest FROM bindings WHERE run = ? AND what = ?"
             if database.execute(query, (run, what)).fetchone() != (digest,):
                 raise BindingMismatch(
-                    f"{what} of run {run!r} was another before, so that its clients may be other records: restore it, "
-                    "or start a new run."
+                    f"{called or what} of run {run!r} was another before, so that its clients may be other records: "
+                    "restore it, or start a new run."
                 )
 
     def note(self, run: str, client: int, round: int, note: str) -> None:

@@ -43,8 +43,9 @@ __all__ = ["Checkpoint", "RunFolder", "RunFolderError"]
 CONFIG, METRICS, LEDGER, MODEL = "config.toml", "metrics.parquet", "ledger.parquet", "model.safetensors"
 TRAJECTORY = "trajectory"
 CHECKPOINT = Path("checkpoint") / "last.safetensors"
-CONTRIBUTIONS, ESTIMATE, MEMBERSHIP = "contributions", "estimate", "membership"  # documents of both apps
-_OTHERS = (NODE_LEDGER, *(f"{name}.json" for name in (CONTRIBUTIONS, ESTIMATE, MEMBERSHIP)))
+CONTRIBUTIONS, ESTIMATE, MEMBERSHIP = "contributions", "estimate", "membership"  # documents of the apps
+GUARANTEES = "guarantees"
+_OTHERS = (NODE_LEDGER, *(f"{name}.json" for name in (CONTRIBUTIONS, ESTIMATE, GUARANTEES, MEMBERSHIP)))
 _LOCK = Path("checkpoint") / "lock"
 _SECRETS = Path("checkpoint") / "secrets.toml"
 

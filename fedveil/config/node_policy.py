@@ -132,7 +132,12 @@ def _admitted(
         ledger = NodeLedger(node_ledger_path())
         ledger.bind(run, "the configuration", config.config_hash)
         if site is not None:  # its rows are filed under this number; nodes of one machine may share a ledger
-            ledger.bind(run, f"the partition-id of {os.path.realpath(site.path)}", str(node))
+            ledger.bind(
+                run,
+                f"the partition-id of {os.path.realpath(site.path)}",
+                str(node),
+                called="the partition-id",
+            )
         if {"central", "none"} & set(terms.privacy):
             _book(config, terms, run, policy)
     return policy

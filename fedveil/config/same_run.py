@@ -9,11 +9,11 @@ from typing import Any
 from flwr.app import ConfigRecord, Context
 
 from fedveil import wire
-from fedveil.artifacts import NODE_LEDGER, Checkpoint
+from fedveil.artifacts import NODE_LEDGER, Checkpoint, RunFolder
 from fedveil.artifacts.readable import is_there
 from fedveil.config.errors import ConfigError
 
-__all__ = ["check_unchanged", "known_run"]
+__all__ = ["check_unchanged", "known_run", "last_checkpoint"]
 
 _KEPT = "fedveil"  # record of a node's state, which lasts as long as Flower's run
 
@@ -32,6 +32,22 @@ def known_run(context: Context, run: str) -> str:
     if run != known:
         raise ConfigError(f"this node works for run {known!r}, and the request is of run {run!r}.")
     return run
+
+
+def last_checkpoint(folder: RunFolder) -> Checkpoint:
+    """What an unfinished run is to go on with; it is there before any client is asked for a release.
+
+    Raises
+    ------
+    ConfigError
+        If there is none: begun again under its name, the run would not know what its clients have released.
+    """
+    checkpoint = folder.load_checkpoint()
+    if checkpoint is None:
+        raise ConfigError(
+            f"{folder.path} holds no checkpoint: restore it if it was lost, or start a new run, which is new spending."
+        )
+    return checkpoint
 
 
 def check_unchanged(

@@ -146,12 +146,14 @@ def _policy() -> str:
 def _ledger() -> str:
     """A node that cannot write down what leaves it lets nothing leave."""
     path = node_ledger_path()
-    there = os.path.exists(path)
-    place = path if there else _existing(path.parent)
-    if not os.access(place, os.W_OK):
-        raise RuntimeError(
-            f"{place} cannot be written by this user, so that no release can leave: change its owner."
-        )
+    there = os.path.lexists(path)  # a link to nothing is a ledger that is missing, and no new one
+    folder = _existing(path.parent)
+    place = path if there and os.path.exists(path) else folder
+    for needed in (place, folder):  # the folder too: a transaction has its journal there
+        if not os.access(needed, os.W_OK):
+            raise RuntimeError(
+                f"{needed} cannot be written by this user, so that no release can leave: change its owner."
+            )
     free = shutil.disk_usage(place).free / 1e9
     if free < _LEDGER_GIGABYTES:
         raise RuntimeError(

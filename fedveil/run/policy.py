@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 from fedveil.artifacts import NodeLedger
-from fedveil.artifacts.readable import is_there
 from fedveil.clients.policy import Policy, read_policy
 from fedveil.config.node_policy import policy_path
 from fedveil.config.places import node_ledger_path
@@ -60,7 +60,7 @@ def explain_policy(file: str | None, *, say: Callable[[str], None], check: bool 
     for line in [] if policy is None else _rules(policy):
         say(f"  {line}")
     ledger = node_ledger_path()
-    if not is_there(ledger):
+    if not os.path.lexists(ledger):
         say(f"nothing has been spent: there is no ledger at {ledger} yet")
         return
     say(f"spent over all runs, by {ledger}:")

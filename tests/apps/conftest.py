@@ -166,8 +166,11 @@ class Run:
 
     @property
     def guarantees(self) -> dict[str, dict[str, Any]]:
-        """What the model's file says was guaranteed, by relation."""
+        """What the model's file and guarantees.json say was guaranteed, by relation."""
         stated = RunFolder(self.folder).load_model()[1]["guarantees"]
+        document = json.loads((self.folder / "guarantees.json").read_text())
+        assert document["guarantees"] == stated
+        assert document["of"] == "the worst-off client"
         return {guarantee["relation"]: guarantee for guarantee in stated}
 
     @property

@@ -18,8 +18,8 @@ from fedveil.artifacts import NodeLedger, RunFolder, run_folder
 from fedveil.run import run_app
 
 
-def die(at: str, number: int) -> None:
-    """Arrange for this process to be killed ``at`` that instant of round ``number``."""
+def die(at: str, number: int, *, with_ranges: bool) -> None:
+    """Arrange for this process to be killed ``at`` that instant of round ``number``; 0 is the ranges', if any."""
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -31,6 +31,8 @@ def die(at: str, number: int) -> None:
         return lambda *given, **named: (function(*given, **named), kill() if is_it(*given) else None)[0]
 
     def is_round(_: RunFolder, checkpoint: Any) -> bool:
+        if with_ranges and number == 0 and "ranges/center" not in checkpoint.optimizer:
+            return False  # saved before anybody was asked
         return bool(checkpoint.round == number)
 
     if at == "the round was saved":
@@ -66,7 +68,8 @@ def main() -> None:
     for case in cases:
         child = os.fork()
         if child == 0:
-            die(case["at"], case["round"])
+            with_ranges = case["settings"].get("standardization") == "estimated"
+            die(case["at"], case["round"], with_ranges=with_ranges)
             os._exit(run_app(app, "in-process", case["settings"]))
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:

@@ -350,6 +350,18 @@ def test_what_may_have_left_before_the_first_round_was_saved_needs_its_ledger_to
     assert "node-ledger.sqlite is lost" in result.stderr
 
 
+def test_a_run_whose_checkpoint_is_lost_is_not_begun_again_under_its_name(
+    dead_run: Callable[[str], Path], fedveil_run: Callable[..., Any]
+):
+    """Its ledger would begin again too, and lack what its clients have released."""
+    folder = dead_run("plain")
+    (folder / "checkpoint/last.safetensors").unlink()
+    result = fedveil_run({}, "--resume", folder)
+    assert result.exit_code == 1
+    assert "holds no checkpoint: restore it if it was lost, or start a new run" in result.stderr
+    assert not RunFolder(folder).is_finished
+
+
 @pytest.mark.parametrize("fact", ["code", "data"])
 def test_a_run_whose_code_or_data_changed_is_not_resumed(
     dead_run: Callable[[str], Path], fedveil_run: Callable[..., Any], fact: str

@@ -334,6 +334,18 @@ def test_an_unseeded_comparator_that_was_interrupted_is_not_told_as_if_it_had_ru
 # what is refused
 
 
+def test_a_run_whose_checkpoint_is_lost_is_not_begun_again_under_its_name(
+    dead_run: Callable[[str], Path], modulated_run: Callable[..., Any]
+):
+    """Its ledger would begin again too, and lack what its clients have released."""
+    folder = dead_run("cohorts, pooled")
+    (folder / "checkpoint/last.safetensors").unlink()
+    result = modulated_run({}, "--resume", folder)
+    assert result.exit_code == 1
+    assert "holds no checkpoint: restore it if it was lost, or start a new run" in result.stderr
+    assert not RunFolder(folder).is_finished
+
+
 @pytest.mark.parametrize("fact", ["code", "data"])
 def test_a_run_whose_code_or_data_changed_is_not_resumed(
     dead_run: Callable[[str], Path], modulated_run: Callable[..., Any], fact: str

@@ -33,6 +33,12 @@ def said_by_openssl(*words: str | Path) -> str:
     return subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True, check=False).stdout
 
 
+def public_half(private: Path) -> list[str]:
+    """Kind and number of the public key that belongs to a private one."""
+    said = subprocess.run(["ssh-keygen", "-y", "-f", private], capture_output=True, text=True, check=True)
+    return said.stdout.split()[:2]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A deployment of two nodes that sites reach as learn.example.org and 192.0.2.7."""
@@ -113,6 +119,7 @@ def test_a_certificate_that_was_deleted_is_made_again_and_the_node_stays_who_it_
     [
         (("local", "six"), "the number of nodes"),
         (("local", "9"), "1 to 5 nodes"),
+        (("local", "03"), "the number of nodes"),
         (("local", "1", "bad name!"), "neither a DNS name nor an address"),
         (("node", "site"), "a folder and the server's ca.crt"),
         (("node", "site", "nowhere.crt"), "nowhere.crt is not there"),
@@ -202,3 +209,120 @@ def test_a_file_that_is_no_certificate_is_no_authority(tmp_path: Path):
     assert wrong.returncode == 2
     assert "bad.crt is no certificate: ask the operator for ca.crt" in wrong.stderr
     assert not (tmp_path / "site-a").exists()
+
+
+def test_a_setting_is_not_glued_to_a_last_line_without_an_end(tmp_path: Path):
+    settings = tmp_path / "compose.env"
+    settings.write_text("FIRST=1\nLAST=2")
+    assert keys(tmp_path, "server").returncode == 0
+    lines = settings.read_text().splitlines()
+    assert lines[:3] == ["FIRST=1", "LAST=2", f"FEDVEIL_DEPLOYMENT={tmp_path / 'deployment'}"]
+    assert "" not in lines
+
+
+@pytest.mark.parametrize("stem", ["ca/ca", "superlink/server", "proxy/proxy"])
+def test_a_key_whose_certificate_is_gone_is_kept_and_certified_anew(tmp_path: Path, stem: str):
+    assert keys(tmp_path, "server").returncode == 0
+    made = tmp_path / "deployment"
+    key, certificate = made / f"{stem}.key", made / f"{stem}.crt"
+    private, old, sites = key.read_bytes(), certificate.read_bytes(), tmp_path / "sites-ca.crt"
+    sites.write_bytes((made / "ca/ca.crt").read_bytes())
+    certificate.unlink()
+    assert keys(tmp_path, "server").returncode == 0
+    assert key.read_bytes() == private
+    assert certificate.read_bytes() != old
+    for authority in (sites, made / "ca/ca.crt"):
+        for leaf in ("superlink/server.crt", "proxy/proxy.crt"):
+            assert "OK" in said_by_openssl("verify", "-CAfile", authority, made / leaf)
+
+
+@pytest.mark.parametrize(("gone", "mode"), [("proxy.crt", 0o640), ("proxy.pem", 0o600)])
+def test_the_proxy_shows_the_certificate_that_lies_beside_it(tmp_path: Path, gone: str, mode: int):
+    assert keys(tmp_path, "server").returncode == 0
+    proxy = tmp_path / "deployment/proxy"
+    (proxy / "proxy.pem").chmod(mode)
+    (proxy / gone).unlink()
+    assert keys(tmp_path, "server").returncode == 0
+    pem = proxy / "proxy.pem"
+    assert pem.read_bytes() == (proxy / "proxy.crt").read_bytes() + (proxy / "proxy.key").read_bytes()
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in proxy.iterdir()}
+    assert len(owners) == 1
+    assert stat.S_IMODE(pem.stat().st_mode) == mode
+
+
+def test_a_proxy_without_its_key_keeps_what_it_shows(tmp_path: Path):
+    assert keys(tmp_path, "server").returncode == 0
+    proxy = tmp_path / "deployment/proxy"
+    before = (proxy / "proxy.pem").read_bytes()
+    (proxy / "proxy.key").unlink()
+    again = keys(tmp_path, "server")
+    assert again.returncode == 2
+    assert f"{proxy}/proxy.key is not here: bring it back, or delete {proxy}/proxy.*" in again.stderr
+    assert (proxy / "proxy.pem").read_bytes() == before
+
+
+def test_an_empty_node_key_is_made_again_without_a_question(tmp_path: Path):
+    assert keys(tmp_path, "server").returncode == 0
+    site, authority = tmp_path / "site", str(tmp_path / "deployment/ca/ca.crt")
+    site.mkdir()
+    (site / "node.key").touch()
+    (site / "node.key.pub").write_text("of another key\n")
+    result = keys(tmp_path, "node", "site", authority)
+    assert result.returncode == 0, result.stderr
+    assert "Overwrite" not in result.stdout + result.stderr
+    assert public_half(site / "node.key") == (site / "node.key.pub").read_text().split()[:2]
+
+
+@pytest.mark.parametrize("left", [None, ""])
+def test_a_lost_public_key_is_made_from_the_private_one(tmp_path: Path, left: str | None):
+    assert keys(tmp_path, "local", "1").returncode == 0
+    node = tmp_path / "deployment/nodes/node-1"
+    private, public = (node / "node.key").read_bytes(), (node / "node.key.pub").read_text()
+    (node / "node.key.pub").unlink()
+    if left is not None:
+        (node / "node.key.pub").write_text(left)
+    result = keys(tmp_path, "local", "1")
+    assert result.returncode == 0, result.stderr
+    assert (node / "node.key").read_bytes() == private
+    assert (node / "node.key.pub").read_text() == public
+    assert stat.S_IMODE((node / "node.key.pub").stat().st_mode) == 0o644
+    assert (tmp_path / "deployment/operator-container/nodes/node-1.pub").read_text() == public
+
+
+def test_a_node_key_that_is_none_is_told_and_kept(tmp_path: Path):
+    assert keys(tmp_path, "server").returncode == 0
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "node.key").write_text("garbage\n")
+    (site / "node.key").chmod(0o600)
+    result = keys(tmp_path, "node", "site", str(tmp_path / "deployment/ca/ca.crt"))
+    assert result.returncode == 2
+    assert "site/node.key is no private key without a passphrase" in result.stderr
+    assert (site / "node.key").read_text() == "garbage\n"
+
+
+def test_a_name_that_begins_like_an_option_is_refused(tmp_path: Path):
+    assert keys(tmp_path, "server").returncode == 0
+    authority = tmp_path / "deployment/ca/ca.crt"
+    (tmp_path / "-ca.crt").write_bytes(authority.read_bytes())
+    for words in (("-site", str(authority)), ("site", "-ca.crt")):
+        result = keys(tmp_path, "node", *words)
+        assert result.returncode == 2
+        assert "begins like an option: write ./-" in result.stderr
+    assert not (tmp_path / "site").exists()
+    assert keys(tmp_path, "node", "./-site", "./-ca.crt").returncode == 0
+
+
+def test_a_site_without_a_name_is_refused_before_anything_is_written(tmp_path: Path):
+    # an authority that is not there: a script that asks for it first can write nothing into /
+    result = keys(tmp_path, "node", "", "nowhere.crt")
+    assert result.returncode == 2
+    assert "the folder's name is empty" in result.stderr
+
+
+@pytest.mark.parametrize("name", ['de"ploy', "de\\ntal", "two\nlines"])
+def test_a_deployment_whose_path_toml_cannot_say_is_refused(tmp_path: Path, name: str):
+    result = keys(tmp_path, "server", FEDVEIL_DEPLOYMENT=str(tmp_path / name))
+    assert result.returncode == 2
+    assert f"{tmp_path / name} has a quotation mark, a backslash or a control character" in result.stderr
+    assert list(tmp_path.iterdir()) == []

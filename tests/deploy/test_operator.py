@@ -73,3 +73,23 @@ def test_without_keys_it_says_where_they_belong(operator):
     result = operator("ok", keys=())
     assert result.returncode == 2
     assert "copy the sites' .pub files there" in result.stderr
+
+
+def test_a_key_that_cannot_be_read_is_named_and_the_others_are_registered(operator, tmp_path: Path):
+    nodes = tmp_path / "home/nodes"
+    (nodes / "gone.pub").symlink_to(tmp_path / "nowhere.pub")
+    (nodes / "folder.pub").mkdir()
+    result = operator("ok: SuperNode 1234 registered successfully.")
+    assert result.returncode == 1
+    assert result.stdout.splitlines() == [f"site-{name}: registered as node 1234" for name in "ab"]
+    assert [line.split(" ")[:4] for line in result.stderr.splitlines()] == [
+        [f"{name}:", f"{nodes}/{name}.pub", "cannot", "be"] for name in ("folder", "gone")
+    ]
+
+
+def test_keys_that_cannot_be_read_are_not_the_same_as_no_keys(operator, tmp_path: Path):
+    (tmp_path / "home/nodes/gone.pub").symlink_to(tmp_path / "nowhere.pub")
+    result = operator("ok", keys=())
+    assert result.returncode == 1
+    assert "gone.pub cannot be read" in result.stderr
+    assert "no public key" not in result.stderr

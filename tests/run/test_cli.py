@@ -123,12 +123,18 @@ def test_a_node_that_cannot_keep_its_ledger_is_not_well(tmp_path: Path, monkeypa
     assert ", 1 run(s), " in ledger().detail
     monkeypatch.setattr(doctor, "_LEDGER_GIGABYTES", 1e9)
     assert "make room" in ledger().detail
+    for closed in (tmp_path, node_ledger_path()):
+        monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
+        assert f"{closed} cannot be written" in ledger().detail
+    monkeypatch.undo()
+    monkeypatch.setenv("FEDVEIL_HOME", str(tmp_path))
     node_ledger_path().write_bytes(b"no SQLite at all" * 99)
     monkeypatch.setattr(doctor, "_LEDGER_GIGABYTES", 0)
     assert not ledger().ok
     assert "damaged" in ledger().detail
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "no release can leave" in ledger().detail
+    node_ledger_path().unlink()
+    node_ledger_path().symlink_to(tmp_path / "not-mounted.sqlite")
+    assert not ledger().ok
 
 
 def test_a_package_that_hides_hugging_face_datasets_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -23,6 +23,12 @@ def test_a_file_is_read_and_its_tables_become_dotted_keys(tmp_path: Path):
     assert parse_overrides([str(file)]) == {"rounds": 3, "optimizer.beta": 0.5}
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path):
+    file = tmp_path / "over.toml"
+    file.write_bytes(b"\xef\xbb\xbfrounds = 3\n")
+    assert parse_overrides([str(file)]) == {"rounds": 3}
+
+
 @pytest.mark.parametrize(
     ("text", "advice"),
     [

@@ -1,5 +1,6 @@
 """Exit statuses and reasons, on the in-process engine."""
 
+import math
 import json
 import os
 import signal
@@ -76,6 +77,15 @@ def test_a_stopped_run_says_so(
         ({"num_nodes": 0}, "num-supernodes must be at least 1"),
         ({"num_cpus": 100_000}, "client-resources-num-cpus must be from 1 to"),
         ({"num_gpus": -1.0}, "client-resources-num-gpus must not be negative"),
+        (
+            {"num_gpus": math.nan},
+            "client-resources-num-gpus must not be negative and must be finite, got nan",
+        ),
+        (
+            {"num_gpus": math.inf},
+            "client-resources-num-gpus must not be negative and must be finite, got inf",
+        ),
+        ({"num_cpus": math.nan}, "client-resources-num-cpus must be from 1 to .*, got nan"),
         ({"resume": "nowhere"}, "nowhere is not the folder of a run"),
         ({"output_dir": "x"}, "unknown key 'output-dir'"),
         ({"overrides": {"mod": "ok"}}, "did you mean 'mode'"),

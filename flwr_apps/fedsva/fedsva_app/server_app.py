@@ -10,11 +10,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedveil import __version__, wire
 from fedveil.artifacts import RunFolder
-from fedveil.artifacts.run_folder import CONTRIBUTIONS, MEMBERSHIP
+from fedveil.artifacts.run_folder import CONTRIBUTIONS, GUARANTEES, MEMBERSHIP
 from fedveil.config import ConfigError, FedSVAConfig, assembly, planning
 from fedveil.config.places import check_writable, open_resumed, output_root, require_same_hash, secret_keys
 from fedveil.config.randomness import public_streams, run_streams
-from fedveil.config.same_run import check_unchanged
+from fedveil.config.same_run import check_unchanged, last_checkpoint
 from fedveil.config.sites import check_run_path, schema_digest, uses_sites
 from fedveil.flower import is_simulation_grid
 from fedveil.models import evaluate, initial_arrays, refuse_record_coupling
@@ -77,7 +77,7 @@ def main(grid: Grid, context: Context) -> None:
     if not sites:
         announce(config, problem, seeded=streams.is_seeded, say=say)
     resumed = open_resumed(config) if config.resume else None
-    checkpoint = resumed.load_checkpoint() if resumed else None
+    checkpoint = last_checkpoint(resumed) if resumed else None
     if resumed and checkpoint:
         require_same_hash(config, checkpoint, resumed.path)
     else:
@@ -162,6 +162,7 @@ def main(grid: Grid, context: Context) -> None:
     guarantees = state_guarantees(config, record.releases + record.assumed)
     read = readings(config, record.releases + record.assumed)
     explanation = explanation_of(config, problem, knowledge)
+    stated = [as_json(guarantee) for guarantee in guarantees]
     folder.finish(
         final,
         record.metrics,
@@ -174,13 +175,17 @@ def main(grid: Grid, context: Context) -> None:
             "shape": list(schema.shape),
             "classes": list(schema.classes),
             "accuracy": record.metrics[-1]["accuracy"],
-            "guarantees": [as_json(guarantee) for guarantee in guarantees],
+            "guarantees": stated,
             "readings": read,
         },
         assumed=record.assumed,
         documents={
             name: document
-            for name, document in ((CONTRIBUTIONS, explanation), (MEMBERSHIP, asked.document))
+            for name, document in (
+                (CONTRIBUTIONS, explanation),
+                (GUARANTEES, {"guarantees": stated, "readings": read, "of": "the worst-off client"}),
+                (MEMBERSHIP, asked.document),
+            )
             if document is not None
         },
     )

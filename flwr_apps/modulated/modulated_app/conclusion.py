@@ -10,7 +10,7 @@ import numpy as np
 
 from fedveil import __version__, wire
 from fedveil.artifacts import RunFolder, cohort_table
-from fedveil.artifacts.run_folder import ESTIMATE
+from fedveil.artifacts.run_folder import ESTIMATE, GUARANTEES
 from fedveil.config import ConfigError
 from fedveil.strategies import NoGoodReplies
 from fedveil.strategies.message_strategy import MessageStrategy
@@ -106,7 +106,10 @@ def conclude(
                 "guarantees": stated,
             }
         ),
-        documents={ESTIMATE: json_values(document)},
+        documents={
+            ESTIMATE: json_values(document),
+            GUARANTEES: json_values({"guarantees": stated, "of": "the worst-off client"}),
+        },
     )
     if warning:
         say(f"warning: {warning}")

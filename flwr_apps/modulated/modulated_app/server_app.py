@@ -31,7 +31,7 @@ from fedveil.config.places import (
     secret_keys,
 )
 from fedveil.config.randomness import run_streams
-from fedveil.config.same_run import check_unchanged
+from fedveil.config.same_run import check_unchanged, last_checkpoint
 from fedveil.config.sites import check_run_path, refuse_left_out, schema_digest, uses_sites
 from fedveil.flower import is_simulation_grid
 from fedveil.plugins import resolve
@@ -80,7 +80,7 @@ def main(grid: Grid, context: Context) -> None:
         resolve("hook", hook)  # now, and not when all is done
     announce(config, problem, plans, seeded=streams.is_seeded, say=say)
     resumed = open_resumed(config) if config.resume else None
-    checkpoint = resumed.load_checkpoint() if resumed else None
+    checkpoint = last_checkpoint(resumed) if resumed else None
     facts: dict[str, Any] = {"code": code[wire.SOURCE], "data": public_digest(problem)}
     if resumed and checkpoint:
         require_same_hash(config, checkpoint, resumed.path)
@@ -136,6 +136,10 @@ def main(grid: Grid, context: Context) -> None:
             history.pending = (*sent, again)
             folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
 
+        if (
+            resumed is None
+        ):  # a run that dies from here on can be gone on with, and knows that clients may have sent
+            folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
         found = range_round(
             grid,
             census,
