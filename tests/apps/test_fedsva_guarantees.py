@@ -146,6 +146,7 @@ def test_with_sampled_clients_nothing_printed_or_stored_tells_who_or_how_many_to
             "config.toml",
             "metrics.parquet",
             "ledger.parquet",
+            "guarantees.json",
             "model.safetensors",
             "checkpoint/last.safetensors",
             "checkpoint/lock",
