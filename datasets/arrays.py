@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.datasets.attributes import nearest
+from fedveil.datasets.description import is_finite
 from fedveil.datasets.fields import Choice
 from fedveil.datasets.images import image_schema
 from fedveil.datasets.schema import Schema
@@ -183,8 +185,8 @@ class ArrayDescription:
     def _bound(self, key: str, value: Any, count: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """Spread a number over all features."""
         numbers = value if isinstance(value, list) else [value]
-        if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
-            raise ValueError(f"{self.path} needs a finite number as {key}, got {value!r}.")
+        if not all(map(is_finite, numbers)):
+            raise ValueError(f"{self.path} needs a finite number as {key}, got {reprlib.repr(value)}.")
         if isinstance(value, list) and (len(shape) != 1 or len(numbers) != count):
             raise ValueError(
                 f"{self.path} has a list of {len(numbers)} as {key}: write one number for images, and one or"
@@ -218,10 +220,10 @@ def read_array_description(path: Path, is_needed: bool) -> ArrayDescription:
             raise ValueError(f"There is no schema file {path}: write one, for example:\n\n{_example()}")
         return ArrayDescription(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not valid TOML, since it is not UTF-8: save it as UTF-8.") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # whole numbers of thousands of digits are no TOMLDecodeError
         raise ValueError(f"{path} is not valid TOML: {error}.") from error
     for key in content:
         if key not in _KEYS:
@@ -246,9 +248,7 @@ def _targets(path: Path, tables: Any) -> dict[str, tuple[float, float, float | N
     ranges = {}
     for name, table in tables.items():
         keys = table.keys() if isinstance(table, dict) else set()
-        if not {"low", "high"} <= keys <= set(_BOUNDS) or not all(
-            type(number) in (int, float) and math.isfinite(number) for number in table.values()
-        ):
+        if not {"low", "high"} <= keys <= set(_BOUNDS) or not all(map(is_finite, table.values())):
             raise ValueError(
                 f"{path} needs finite numbers, low, high and perhaps baseline, as the range of the target {name!r}."
             )

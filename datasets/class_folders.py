@@ -28,7 +28,7 @@ def sub_folders(root: Path) -> list[Path]:
             f"The image folder {root} {what}: give the path of a folder with one sub-folder a class."
         )
     entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
-    loose = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in _SUFFIXES]
+    loose = [entry for entry in entries if not entry.is_dir() and entry.suffix.lower() in _SUFFIXES]
     if loose:
         raise ValueError(
             f"{root} holds an image outside its sub-folders: move each into the sub-folder of its class."
@@ -51,6 +51,11 @@ def class_tree(root: Path) -> Tree:
                 raise ValueError(
                     f"{root}: file {at} of sub-folder {number}, by name and from 1, is no image: move it away, or save"
                     f" it as {', '.join(_SUFFIXES)}."
+                )
+            if not entry.is_file():  # a pipe, for one, would be waited for without end
+                raise ValueError(
+                    f"{root}: file {at} of sub-folder {number}, by name and from 1, is no regular file, or a link to"
+                    " none: move it away."
                 )
         tree[folder.name] = files
     return tree

@@ -7,7 +7,8 @@ classes, and the values that stand for a missing cell. ``docs/data.md`` shows on
 from __future__ import annotations
 
 import json
-import math
+import reprlib
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,17 @@ from fedveil.datasets.description_examples import (
 )
 from fedveil.datasets.fields import Choice, Label, OneHot, Quantity, Range, Thresholds
 
-__all__ = ["FIRST_LINE", "Description", "is_quantity", "read_description"]
+__all__ = ["FIRST_LINE", "Description", "is_finite", "is_quantity", "read_description"]
 
 FIRST_LINE = "the first line of the file must name the columns"
 
 _KEYS = ("low", "high", "baseline", "categories", "classes", "thresholds")
+
+
+def is_finite(value: Any) -> bool:
+    """Tell whether a value is a number that a float can hold; math.isfinite raises for larger whole ones."""
+    largest = sys.float_info.max
+    return type(value) in (int, float) and -largest <= value <= largest
 
 
 def is_quantity(table: Mapping[str, Any]) -> bool:
@@ -194,8 +201,8 @@ class Description:
 
 
 def _number(where: str, key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{where} needs a finite number as {key}, got {value!r}.")
+    if not is_finite(value):
+        raise ValueError(f"{where} needs a finite number as {key}, got {reprlib.repr(value)}.")
     return float(value)
 
 
@@ -234,10 +241,10 @@ def read_description(path: Path, target: str, source: Path) -> Description:
             f"{range_example('my-number')}\n\n{text_example('my-text')}\n\n{class_example(target)}\n"
         )
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not valid TOML, since it is not UTF-8: save it as UTF-8.") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # whole numbers of thousands of digits are no TOMLDecodeError
         raise ValueError(f"{path} is not valid TOML: {error}.") from error
     for key in content:
         if key not in ("columns", "ignore", "missing"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -56,7 +57,13 @@ def _opened(source: Path) -> Any:
         raise ValueError(
             f"{source} is not a whole NPZ file: write it with numpy.savez, or copy it again if it was one."
         )
-    return np.load(source, allow_pickle=False)
+    try:
+        return np.load(source, allow_pickle=False)
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        raise ValueError(
+            f"{source} has a damaged list of its arrays and cannot be read: copy it again, or write it again with"
+            " numpy.savez."
+        ) from None
 
 
 def _check_there(source: Path, name: str | None, role: str, found: Sequence[str]) -> None:
@@ -76,6 +83,11 @@ def read_array(source: Path, name: str, role: str, kinds: str, allowed: str) -> 
             raise ValueError(
                 f"{source}, array {name!r} is damaged or holds pickled objects, which are not read: save it again"
                 f" as {allowed}."
+            ) from None
+        except (MemoryError, OverflowError, RuntimeError, tokenize.TokenError):
+            raise ValueError(
+                f"{source}, array {name!r} cannot be read, being encrypted, compressed in an unknown way, of a type"
+                f" with too many parts or larger than the memory: save it again as {allowed}."
             ) from None
     if values.dtype.kind not in kinds:
         raise ValueError(f"{source}, array {name!r} is of type {values.dtype}: save it as {allowed}.")

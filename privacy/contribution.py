@@ -33,6 +33,8 @@ CONTRIBUTION = "contribution"
 # Beyond it the noise of a Shapley value is as large as a usual difference between clients.
 LARGEST_DEVIATION = 0.1
 
+_MOST_RECORDS = 2**53  # that a plan accepts
+
 # Values in [-1, 1] are computed to less than 16 units of 2^-53; two neighbours may err in opposite directions.
 _ROUNDING = 2.0**-48
 
@@ -244,7 +246,7 @@ def plan_contribution(
     ------
     ValueError
         When an argument is outside its range, or the noise in a Shapley value would have a standard deviation above
-        0.1: it then says how many records, or how much more mu, would do.
+        0.1: it then says how many records, or how much more mu, would do, if any number of records would.
     """
     if not mus:
         raise ValueError("mus is empty: give the mu of the release under 'record' or 'attribute'.")
@@ -252,22 +254,33 @@ def plan_contribution(
         one_of("relation", relation, _RELATIONS)
     unit = ContributionRelease(kind, num_groups, num_private, num_records, 1.0)
     sigma = max(_least_sigma(unit.sensitivity(relation), positive("mu", mu)) for relation, mu in mus.items())
+    if not math.isfinite(sigma):
+        raise ValueError(
+            f"mu = {min(mus.values()):.3g} asks for noise on the released Shapley values beyond the largest float: "
+            "give the release a larger mu, or state a public R."
+        )
     release = ContributionRelease(kind, num_groups, num_private, num_records, sigma)
     factor = release.deviation / LARGEST_DEVIATION
     if factor > 1 + 1e-9:
+        found = (
+            f"the released Shapley values would have noise of standard deviation {release.deviation:.3g} with "
+            f"{num_records} records, above {LARGEST_DEVIATION:g}"
+        )
+        if num_records * factor > _MOST_RECORDS:
+            raise ValueError(
+                f"{found}, and no number of records would do: give the release a larger mu, or state a public R."
+            )
         more = math.ceil(100 * factor) / 100  # rounded up: what is advised must do
         raise ValueError(
-            f"the released Shapley values would have noise of standard deviation {release.deviation:.3g} with "
-            f"{num_records} records, above {LARGEST_DEVIATION:g}: bring {math.ceil(num_records * factor)} records, "
-            f"give the release {more:.4g} times the mu ({math.ceil(100 * more * more) / 100:.6g} times the mu^2 "
-            "share), or state a public R."
+            f"{found}: bring {math.ceil(num_records * factor)} records, give the release {more:.4g} times the mu "
+            f"({math.ceil(100 * more * more) / 100:.6g} times the mu^2 share), or state a public R."
         )
     return release
 
 
 def _least_sigma(sensitivity: float, mu: float) -> float:
-    """Smallest float sigma found with sensitivity/sigma <= mu exactly."""
+    """Smallest float sigma found with sensitivity/sigma <= mu exactly; infinite where no float would do."""
     sigma = sensitivity / mu
-    while Fraction(sensitivity) > Fraction(mu) * Fraction(sigma):
+    while math.isfinite(sigma) and Fraction(sensitivity) > Fraction(mu) * Fraction(sigma):
         sigma = math.nextafter(sigma, math.inf)
     return sigma

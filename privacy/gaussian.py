@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, ndtr
 
 from fedveil.privacy.domain import non_negative, positive, probability
-from fedveil.privacy.zcdp import zcdp_epsilon, zcdp_rho
+from fedveil.privacy.zcdp import rho_from_below, zcdp_epsilon
 
 # Bound on the relative error of delta as computed below, beside what the rounding of p contributes: several
 # times the largest error found against 120-digit arithmetic.
@@ -124,7 +124,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         return _log_delta(epsilon, mu, 3) - target
 
     # Two bounds from below: zCDP is looser than exact, and at epsilon = 0 delta = erf(mu/sqrt 8).
-    low = max(math.sqrt(2 * zcdp_rho(epsilon, delta)), math.sqrt(8) * float(erfinv(delta)) * (1 - 1e-9))
+    low = max(math.sqrt(2 * rho_from_below(epsilon, delta)), math.sqrt(8) * float(erfinv(delta)) * (1 - 1e-9))
     while excess(low) > 0:
         low *= 0.5
     high = 2 * low

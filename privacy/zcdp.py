@@ -12,6 +12,9 @@ from fedveil.privacy.domain import non_negative, positive, probability
 # never states more epsilon than was asked for.
 _ROUNDING = 2.0**-49
 
+# Far above the subnormal numbers, whose few digits would state another epsilon than was asked for.
+_SMALLEST_RHO = 1e-290
+
 
 def zcdp_rho(epsilon: float, delta: float) -> float:
     """Largest rho whose zCDP bound stays within (epsilon, delta).
@@ -32,9 +35,20 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
     Raises
     ------
     ValueError
-        When an argument is outside its range.
+        When an argument is outside its range, or rho would be below 1e-290.
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
+    rho = rho_from_below(epsilon, delta)
+    if rho < _SMALLEST_RHO:
+        raise ValueError(
+            f"epsilon = {epsilon:.3g} is not allowed through zCDP at delta = {delta:.3g}, where rho would be below "
+            f"{_SMALLEST_RHO:g}: give at least {1.01 * zcdp_epsilon(_SMALLEST_RHO, delta):.3g}."
+        )
+    return rho
+
+
+def rho_from_below(epsilon: float, delta: float) -> float:
+    """`zcdp_rho` of any size: for arguments in their ranges, with no digits left where it is below 1e-290."""
     log_inverse = -math.log(delta)
     # Not sqrt(L + eps) - sqrt(L), which cancels when epsilon is small beside L.
     root = epsilon / (math.sqrt(log_inverse + epsilon) + math.sqrt(log_inverse))

@@ -145,9 +145,11 @@ class RunConfig(BaseModel):
         return None
 
     def path_problem(self) -> str | None:
-        """A path that means another place on every machine; None where there is none."""
+        """A path that no system has, or that means another place on every machine; None where there is none."""
         values = self.to_run_config()
         for key in self.path_keys:
+            if "\0" in str(values[key]):
+                return f"{key} = {values[key]!r} holds a NUL character, which no path may: write it without"
             if values[key] and not Path(values[key]).is_absolute():
                 return (
                     f"{key} = {values[key]!r} must be an absolute path (a run does not execute in your folder); "

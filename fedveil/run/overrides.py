@@ -77,7 +77,7 @@ def _pairs(text: str) -> dict[str, Value]:
 
 def _file(path: Path) -> dict[str, Value]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except OSError as error:
         raise ValueError(f"-c: cannot read {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,8 +98,8 @@ def plan_run(
         raise BadInput(
             f"client-resources-num-cpus must be from 1 to {cores}, the cores of this machine, got {num_cpus}."
         )
-    if num_gpus < 0:
-        raise BadInput(f"client-resources-num-gpus must not be negative, got {num_gpus}.")
+    if not 0 <= num_gpus < math.inf:
+        raise BadInput(f"client-resources-num-gpus must not be negative and must be finite, got {num_gpus}.")
     for name, path in (("resume", resume), ("output-dir", output_dir)):
         if path is not None and not path.strip():
             raise BadInput(f"{name} is empty: give a folder, or leave the option out.")

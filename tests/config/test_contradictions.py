@@ -239,6 +239,13 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         )
         for key in FedSVAConfig.path_keys
     },
+    **{
+        f"a NUL in {key}": (
+            (CSV if key in ("data-path", "data-schema", "test-path") else {}) | {key: "/here/\0x"},
+            f"{key} = '/here/\\x00x' holds a NUL character",
+        )
+        for key in FedSVAConfig.path_keys
+    },
 }
 
 

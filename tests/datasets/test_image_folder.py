@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,32 @@ def test_what_is_no_image_among_them_is_told_by_its_place(animals: Path) -> None
     (animals / "cat" / "labels.csv").unlink()
     save(animals / "loose.png", pixels(0))
     assert "loose" not in refused(animals, "holds an image outside its sub-folders")
+
+
+@pytest.mark.parametrize("where", ["cat", "."])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "link to nothing"])
+def test_what_has_the_name_of_an_image_and_is_no_file_is_refused_unread(
+    animals: Path, kind: str, where: str
+) -> None:
+    pipe, entry = animals.parent / "pipe", animals / where / "f.png"
+    if kind == "link to a pipe":
+        os.mkfifo(pipe)
+    if kind == "pipe":
+        os.mkfifo(entry)
+    else:
+        entry.symlink_to(pipe)
+    said = (
+        "an image outside its sub-folders"
+        if where == "."
+        else "file 4 of sub-folder 1, by name and from 1, is no"
+    )
+    assert "f.png" not in refused(animals, said)
+
+
+def test_a_link_to_an_image_is_one(animals: Path) -> None:
+    outside = save(animals.parent / "outside.png", pixels(9))
+    (animals / "cat" / "3.png").symlink_to(outside)
+    assert np.array_equal(whole(animals).train.features.reshape(6, -1)[3], features(9)[0])
 
 
 def test_folders_that_hold_nothing_to_learn_are_refused(tmp_path: Path, animals: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,8 @@ BAD_SCHEMAS = [
     ("lows = 3\n" + SCHEMA, "unknown key 'lows'; nearest: 'low'"),
     ("low = 300\n" + SCHEMA, "needs low < high"),
     ("baseline = -1\n" + SCHEMA, "baseline between"),
+    (f"high = {'9' * 400}\n" + SCHEMA, "needs a finite number as high, got 999"),
+    (f"[targets.y]\nlow = 0\nhigh = {'9' * 400}\n" + SCHEMA, "needs finite numbers, low, high"),
     ("high = inf\n" + SCHEMA, "needs a finite number as high"),
     ('high = "9"\n' + SCHEMA, "needs a finite number as high"),
     ("high = [1, 2]\n" + SCHEMA, "has a list of 2 as high: write one number for images"),
@@ -264,6 +267,62 @@ def test_files_that_are_no_npz_are_refused(tmp_path: Path, write: Write) -> None
     path.write_bytes(bytes(damaged))
     with pytest.raises(ValueError, match="array 'x' is damaged"):
         whole(path)
+
+
+def header(shape: str, descr: str = "'<f8'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header("(10**15,)".replace("10**15", str(10**15))),
+        header(f"({2**62}, {2**62})"),
+        header("(1,)", "[" * 3000 + "]" * 3000),
+        header("(1,)", "[" * 150 + "]" * 150),
+        header("(1,)", "-" * 9000 + "1"),
+        header("(1,)", "(" * 50 + "'<f8'"),
+        header("(1, '"),
+    ],
+    ids=["rows", "product", "deep", "nested", "signs", "open", "quote"],
+)
+def test_an_array_with_an_impossible_header_is_named(write: Write, content: bytes) -> None:
+    path = write(SCHEMA)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", content)
+        file.writestr("y.npy", header("(1,)") + b"\0" * 8)
+    with pytest.raises(ValueError, match=r"data\.npz, array 'x' (is damaged|cannot be read)"):
+        whole(path)
+
+
+@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 97)], ids=["encrypted", "compression"])
+def test_an_array_that_zip_cannot_unpack_is_named(write: Write, place: int, value: int) -> None:
+    path = write(SCHEMA, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    central = content.find(b"PK\x01\x02")
+    content[place - 2] = content[central + place] = value
+    path.write_bytes(bytes(content))
+    with pytest.raises(
+        ValueError, match=r"data\.npz, array 'x' cannot be read, being encrypted, compressed in"
+    ):
+        whole(path)
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, b"XX"), (6, b"\xff")], ids=["mark", "version"])
+def test_a_damaged_list_of_arrays_is_told(write: Write, place: int, value: bytes) -> None:
+    path = write(SCHEMA, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    start = content.find(b"PK\x01\x02") + place
+    content[start : start + len(value)] = value
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"data\.npz has a damaged list of its arrays and cannot be read"):
+        whole(path)
+
+
+def test_a_schema_file_may_begin_with_a_byte_order_mark(write: Write) -> None:
+    assert whole(write("\ufeff" + SCHEMA, x=X, y=Y)).schema.classes == ("0", "1", "2")
 
 
 def test_arrays_that_are_not_said_are_asked_for(write: Write) -> None:

@@ -115,6 +115,11 @@ BAD_SCHEMAS = [
     (JOB + Y + "[columns.age]\nlow = 0\nhigh = 5\nbaseline = 6\n", "baseline between"),
     (JOB + Y + '[columns.age]\nlow = 0\nhigh = "9"\nbaseline = 6\n', "finite number as high"),
     (JOB + Y + "[columns.age]\nlow = 0\nhigh = inf\nbaseline = 6\n", "finite number as high"),
+    (
+        JOB + Y + f"[columns.age]\nlow = 0\nhigh = {'9' * 400}\nbaseline = 6\n",
+        r"\[columns.age\] needs a finite number as high, got 999.*999\.$",
+    ),
+    (JOB + Y + f"[columns.age]\nlow = 0\nhigh = {'9' * 5000}\nbaseline = 6\n", "is not valid TOML: "),
     (JOB + Y + "[columns.age]\nlow = true\nhigh = 2\nbaseline = 2\n", "finite number as low"),
     (AGE + Y + '[columns.job]\ncategories = ["a", "b"]\n', "needs a baseline out of its categories"),
     (AGE + Y + '[columns.job]\ncategories = ["a", "a"]\nbaseline = "a"\n', "all different"),
@@ -138,6 +143,11 @@ def test_a_bad_schema_file_is_refused_with_what_to_write(
 ) -> None:
     with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
         whole(write_table("age,job,y\n1,a,0\n", schema))
+
+
+def test_a_schema_file_may_begin_with_a_byte_order_mark(write_table: Write) -> None:
+    text = "age,job,y\n1,a,0\n"
+    assert whole(write_table(text, "\ufeff" + SCHEMA))[1] == [0]
 
 
 def test_a_column_whose_name_is_a_category_of_another_is_refused(write_table: Write) -> None:

@@ -119,6 +119,16 @@ def test_the_deviation_in_the_message_is_that_of_the_plan():
         plan(num_records=50, record=0.2)
 
 
+@pytest.mark.parametrize("kind", ["shapley", "utilities"])
+@pytest.mark.parametrize("mu", [1e-20, 1e-160, 1e-307, 5e-324])
+def test_a_mu_that_no_records_make_up_for_is_refused_without_naming_any(kind, mu):
+    with pytest.raises(
+        ValueError, match=r"noise .*: give the release a larger mu, or state a public R\.$"
+    ) as said:
+        plan(kind, attribute=mu)
+    assert "bring" not in str(said.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -86,6 +86,18 @@ def test_zcdp_is_the_looser_view(epsilon, delta):
     assert zcdp_epsilon(mu * mu / 2, delta) > gaussian_epsilon(mu, delta)
 
 
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-200, 1e-5), (1e-160, 1e-300), (1e-146, 0.5)])
+def test_a_rho_without_digits_is_refused_with_an_epsilon_that_has_them(epsilon, delta):
+    with pytest.raises(
+        ValueError, match=r"^epsilon = 1e-\d+ is not allowed through zCDP .*: give at least"
+    ) as said:
+        zcdp_rho(epsilon, delta)
+    least = float(str(said.value).split()[-1].rstrip("."))
+    assert 1e-290 <= zcdp_rho(least, delta) < 1.1e-290
+    assert zcdp_epsilon(zcdp_rho(least, delta), delta) <= least
+    assert gaussian_mu(epsilon, delta) > 0  # which needs no rho
+
+
 @settings(deadline=None)
 @given(st.tuples(epsilons, deltas), st.floats(1e-9, 1), st.floats(1e-9, 1))
 def test_conversions_are_monotone(point, more_epsilon, more_delta):

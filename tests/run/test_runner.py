@@ -1,7 +1,7 @@
 """Exit statuses and reasons, on the in-process engine."""
 
-import math
 import json
+import math
 import os
 import signal
 import threading
