@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from fedveil.artifacts import NodeLedger
+from fedveil.artifacts.readable import is_there
 from fedveil.clients.policy import Policy, read_policy
 from fedveil.config.node_policy import policy_path
 from fedveil.config.places import node_ledger_path
@@ -60,7 +61,7 @@ def explain_policy(file: str | None, *, say: Callable[[str], None], check: bool 
     for line in [] if policy is None else _rules(policy):
         say(f"  {line}")
     ledger = node_ledger_path()
-    if not os.path.lexists(ledger):
+    if not is_there(ledger) and not os.path.islink(ledger):  # a link to nothing is a ledger that is missing
         say(f"nothing has been spent: there is no ledger at {ledger} yet")
         return
     say(f"spent over all runs, by {ledger}:")

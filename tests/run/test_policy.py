@@ -101,3 +101,10 @@ def test_the_doctor_looks_at_the_policy(home: Path, text: str | None, ok: bool) 
         (home / "policy.toml").write_text(text)
     (found,) = [check for check in examine() if check.name == "policy"]
     assert found.ok is ok
+
+
+def test_a_ledger_that_is_a_link_to_nothing_is_not_told_as_one_that_was_never_written(home: Path) -> None:
+    (home / "node-ledger.sqlite").symlink_to(home / "not-mounted" / "node-ledger.sqlite")
+    result = invoke()
+    assert result.exit_code != 0
+    assert "nothing has been spent" not in result.stdout
