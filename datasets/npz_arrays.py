@@ -53,13 +53,15 @@ def _opened(source: Path) -> Any:
     if not source.is_file():
         what = f"{source} is a folder" if source.is_dir() else f"There is no data file {source}"
         raise ValueError(f"{what}: give the path of an NPZ file.")
-    if not zipfile.is_zipfile(source):
+    with source.open("rb") as file:  # is_zipfile takes a file that cannot be read for one that is no archive
+        is_whole = zipfile.is_zipfile(file)
+    if not is_whole:
         raise ValueError(
             f"{source} is not a whole NPZ file: write it with numpy.savez, or copy it again if it was one."
         )
     try:
         return np.load(source, allow_pickle=False)
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+    except (ValueError, NotImplementedError, zipfile.BadZipFile):
         raise ValueError(
             f"{source} has a damaged list of its arrays and cannot be read: copy it again, or write it again with"
             " numpy.savez."

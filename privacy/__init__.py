@@ -80,6 +80,7 @@ from fedveil.privacy.quantile import LEAST_SHARE_OF_CLIP, QUANTILE, QuantileRele
 from fedveil.privacy.reconstruction import ReconstructionBound, reconstruction_bound
 from fedveil.privacy.regularisation import Spectrum, regularised, regularised_spectrum
 from fedveil.privacy.release import (
+    BOUNDED_BY,
     CENTRAL_UPDATE,
     GRADIENT,
     RELATIONS,
@@ -102,6 +103,7 @@ from fedveil.privacy.weights import noise_aware_weight
 from fedveil.privacy.zcdp import zcdp_epsilon, zcdp_rho
 
 __all__ = [
+    "BOUNDED_BY",
     "CALIBRATIONS",
     "CENTRAL_UPDATE",
     "CONTRIBUTION",

@@ -17,7 +17,7 @@ GRADIENT, CENTRAL_UPDATE = "gradient", "central-update"
 """Names in the ledger of what training releases: a client's noised gradient, and the trusted server's noised update."""
 
 # Neighbours under a relation are neighbours under every relation to its right: a row of those bounds it too.
-_BOUNDED_BY: dict[Relation, tuple[Relation, ...]] = {
+BOUNDED_BY: dict[Relation, tuple[Relation, ...]] = {
     "attribute": ("attribute", "record"),
     "record": ("record",),
     "client": ("client",),
@@ -139,7 +139,7 @@ def rows_under(releases: Iterable[Release], relation: Relation) -> tuple[Release
     for rows in events.values():
         # A repeated send has the same key: a relation covers the event only if every repetition has its row.
         repeats = max(map(len, rows.values()))
-        covers = [rows[bound] for bound in _BOUNDED_BY[relation] if len(rows.get(bound, ())) == repeats]
+        covers = [rows[bound] for bound in BOUNDED_BY[relation] if len(rows.get(bound, ())) == repeats]
         if not covers:
             return None
         chosen += min(covers, key=lambda rows: math.hypot(*(row.sensitivity / row.sigma for row in rows)))

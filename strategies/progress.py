@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fedveil.privacy import (
+    BOUNDED_BY,
     CENTRAL_UPDATE,
     GRADIENT,
     Guarantee,
@@ -91,9 +92,7 @@ class Progress:
         spent = self._composed(relation)
         if spent is None or math.isinf(spent):
             return spent
-        # attribute neighbours are record neighbours, so what a client keeps for records it keeps for attributes
-        names: tuple[Relation, ...] = ("attribute", "record") if relation == "attribute" else (relation,)
-        return min(spent, *(self.budgets.get(name, math.inf) for name in names))
+        return min(spent, *(self.budgets.get(name, math.inf) for name in BOUNDED_BY[relation]))
 
     def _composed(self, relation: Relation) -> float | None:
         squares = {client: square for (client, key), square in self._squares.items() if key == relation}

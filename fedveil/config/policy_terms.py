@@ -9,7 +9,7 @@ from fedveil.config.base import RunConfig
 from fedveil.config.errors import ConfigError
 from fedveil.config.fedsva import FedSVAConfig
 from fedveil.config.modulated import ModulatedConfig
-from fedveil.privacy import Relation, subsampled_noise_multiplier
+from fedveil.privacy import BOUNDED_BY, Relation, subsampled_noise_multiplier
 from fedveil.privacy.message_plan import budget_mu
 
 __all__ = ["terms_of"]
@@ -86,6 +86,7 @@ def _central(config: FedSVAConfig) -> float:
 
 def _bounded(costs: dict[Relation, float]) -> dict[Relation, float]:
     """Costs with that of the attributes, which a bound for whole records bounds too."""
-    if "record" not in costs:
-        return costs
-    return {**costs, "attribute": min(costs["record"], costs.get("attribute", math.inf))}
+    attribute = min(
+        (costs[relation] for relation in BOUNDED_BY["attribute"] if relation in costs), default=None
+    )
+    return costs if attribute is None else {**costs, "attribute": attribute}

@@ -395,3 +395,19 @@ def test_arrays_that_nobody_named_are_not_named_in_errors(tmp_path: Path, target
     with pytest.raises(ValueError, match=r"data[.]npz") as refused:
         load(DataRequest(path=str(tmp_path / "data.npz"), target=target))
     assert "Jane" not in str(refused.value)
+
+
+def test_a_file_that_the_system_does_not_let_be_read_is_not_told_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from fedveil.datasets.npz_arrays import read_array
+
+    file = tmp_path / "data.npz"
+    np.savez(file, x=np.zeros(3))
+
+    def refused(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(PermissionError, match=r"data\.npz"):
+        read_array(file, "x", "features", "f", "numbers")

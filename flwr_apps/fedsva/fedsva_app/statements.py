@@ -10,6 +10,7 @@ from fedveil import __version__
 from fedveil.config import FedSVAConfig, assembly, planning
 from fedveil.datasets.partition import sizes_line
 from fedveil.privacy import (
+    BOUNDED_BY,
     NOTHING,
     Guarantee,
     Ledger,
@@ -219,9 +220,7 @@ def state_guarantees(config: FedSVAConfig, releases: tuple[Release, ...]) -> lis
 
 def _budget(allowed: Mapping[Relation, float], relation: Relation) -> float | None:
     """The mu that a client's filter keeps under a relation, if it keeps one."""
-    # attribute neighbours are record neighbours, so a filter of records bounds them too
-    names: tuple[Relation, ...] = ("attribute", "record") if relation == "attribute" else (relation,)
-    return min((allowed[name] for name in names if name in allowed), default=None)
+    return min((allowed[name] for name in BOUNDED_BY[relation] if name in allowed), default=None)
 
 
 def readings(config: FedSVAConfig, releases: tuple[Release, ...]) -> dict[str, float]:

@@ -130,16 +130,17 @@ def main(grid: Grid, context: Context) -> None:
         variant = plans[RANGE]
         start = np.zeros(problem.num_features + 1)
 
+        def save() -> None:
+            folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
+
         def on_repeat(sent: tuple[CohortRelease, ...]) -> None:
             # and what may leave when the clients are asked again: a run that dies does not ask them a third time
             again = own_plan(variant).cohort_release(np.arange(problem.num_clients), 0)
             history.pending = (*sent, again)
-            folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
+            save()
 
-        if (
-            resumed is None
-        ):  # a run that dies from here on can be gone on with, and knows that clients may have sent
-            folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
+        if resumed is None:  # a run that dies from here on is one that clients may have sent something in
+            save()
         found = range_round(
             grid,
             census,
@@ -160,8 +161,7 @@ def main(grid: Grid, context: Context) -> None:
         )
         history.ranges = found.center, found.spread
         history.pay(found.releases, found.assumed)
-        # at once: asked again, clients would have spent more than the share
-        folder.save_checkpoint(history.checkpoint(0, start, {}, config.config_hash, shared))
+        save()  # at once: asked again, clients would have spent more than the share
     fitting = Fitting(config, problem, plans, census, streams, run, code, history.ranges, say)
     held_out = HeldOut.of(problem, history.ranges, problem.bound)
     strategy = fit(grid, fitting, held_out, history, folder, checkpoint, shared)
