@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from fedveil.privacy.domain import whole
 from fedveil.strategies.judging import Judged
-from fedveil.strategies.lifetime import live_for
+from fedveil.strategies.request_life import live_for
 
 __all__ = ["ask", "check_attempts", "too_few", "too_few_left"]
 

@@ -15,10 +15,10 @@ from fedveil.loss_query import MOMENTS, QUERY_LOSSES, LossQuery, moments_size, s
 from fedveil.privacy import LOSS_DIFFERENCES, LossReleases, Release
 from fedveil.strategies.fleet import Fleet
 from fedveil.strategies.judging import judge
-from fedveil.strategies.lifetime import live_for
 from fedveil.strategies.reasons import ranges
 from fedveil.strategies.reply_arrays import BadReply, check_code, content_of
 from fedveil.strategies.reply_ledger import clients_under, owed_released, owed_rows
+from fedveil.strategies.request_life import live_for
 
 __all__ = ["LossAnswers", "ask_losses"]
 

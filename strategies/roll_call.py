@@ -9,8 +9,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil import wire
-from fedveil.strategies.lifetime import live_for
 from fedveil.strategies.reasons import one_line, ranges, shown
+from fedveil.strategies.request_life import live_for
 
 __all__ = ["FleetError", "call_roll", "is_reply_to"]
 

@@ -15,7 +15,7 @@ from fedveil.flower import ErrorCode
 from fedveil.strategies import CentralMechanism, NoGoodReplies
 from fedveil.strategies.attempts import check_attempts
 from fedveil.strategies.judging import TooFewReplies
-from fedveil.strategies.lifetime import live_for
+from fedveil.strategies.request_life import live_for
 from fedveil.streams import Streams
 
 NODES = [(101, 102, 103)]

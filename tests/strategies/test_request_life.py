@@ -20,7 +20,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
 from fedveil.flower import set_task_identity, stamp_message
-from fedveil.strategies.lifetime import live_for
+from fedveil.strategies.request_life import live_for
 
 WAITED = 30.0
 CLOCKS = (5.0, 0.0, -300.0)  # ahead of the SuperLink's: what a registered node's may be
@@ -106,7 +106,7 @@ def test_a_node_that_is_late_gets_the_current_request_and_none_that_is_over(stat
     later = time.time() + WAITED + 100
     with (
         clock(WAITED + 100, "flwr."),
-        mock.patch("fedveil.strategies.lifetime.time.time", return_value=later),
+        mock.patch("fedveil.strategies.request_life.time.time", return_value=later),
     ):
         current = sent(state)
         found = state.get_message_ins(state.node, 1)
